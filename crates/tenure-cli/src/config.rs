@@ -146,7 +146,10 @@ impl ConfigFile {
             |why: String| Failure::new(USAGE, format!("configuration file {}: {why}", path.display()));
         let text = match fs::read_to_string(path) {
             Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && !must_exist => {
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+                    && !must_exist =>
+            {
                 return Ok(Self { path: path.to_owned(), settings: None });
             }
             Err(error) => return Err(wrong(error.to_string())),

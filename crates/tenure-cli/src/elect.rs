@@ -4,7 +4,6 @@
     reason = "a timer of this command's own; the clock of leases is the library's"
 )]
 
-use std::io;
 use std::process;
 use std::time::Duration;
 
@@ -151,10 +150,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Prints a change; returns whether standard output is still open.
 fn print(args: &cli::Leader, change: &Change) -> Result<bool, Failure> {
     let line = if args.json { object(&args.name, change).to_string() } else { said(args.watch, change) };
-    match output::print_all(format!("{line}\n")) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        printed => printed.map(|()| true).map_err(|error| Failure::own("cannot print", &error)),
-    }
+    output::print_while_read(format_args!("{line}\n"))
 }
 
 fn said(names_change: bool, change: &Change) -> String {

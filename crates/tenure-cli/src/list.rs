@@ -66,17 +66,19 @@ async fn found(locks: &Locks, args: &List) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// Shows the result of each scan, and that a scan is overdue.
+/// Shows the result of each scan, and that a scan is overdue, while anybody reads it.
 async fn watch(
     locks: &Locks,
     args: &List,
     every: Duration,
     first: Vec<Found>,
-    mut show: impl FnMut(Result<Vec<Found>, Failure>) -> Result<(), Failure>,
+    mut show: impl FnMut(Result<Vec<Found>, Failure>) -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
     let (mut now, mut pause) = (Ok(first), every);
     loop {
-        show(now)?;
+        if !show(now)? {
+            return Ok(());
+        }
         sleep(pause).await;
         let look = Look::begin();
         let mut found = pin!(found(locks, args));
@@ -93,12 +95,12 @@ async fn watch(
 }
 
 /// Redraws the table, as much of it as fits on the screen.
-fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<(), Failure> {
+fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<bool, Failure> {
     let text = match now {
         Ok(found) => table(&found, Some(locks)),
         Err(failure) => format!("{}\n", Line(&failure.message)),
     };
-    output::print(format_args!("{ERASE}{text}"))
+    output::print_while_read(format_args!("{ERASE}{text}"))
 }
 
 /// The tokens of all that is held, by name and, for a job or an election, its kind.
@@ -110,12 +112,12 @@ fn tell_changes(
     args: &List,
     held: &mut Tokens,
     now: Result<Vec<Found>, Failure>,
-) -> Result<(), Failure> {
+) -> Result<bool, Failure> {
     let mut found = match now {
         Ok(found) => found,
         Err(failure) => {
             output::complain(failure.message);
-            return Ok(());
+            return output::print_while_read("");
         }
     };
     let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect();
@@ -132,7 +134,7 @@ fn tell_changes(
             (false, (name, Some(kind))) => _ = writeln!(text, "{}\t{kind}\tfree", Line(name)),
         }
     }
-    output::print(text)
+    output::print_while_read(text)
 }
 
 fn lines(locks: &Locks, args: &List, found: &[Found]) -> String {

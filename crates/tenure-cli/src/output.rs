@@ -4,6 +4,7 @@ use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fstat, stat};
 use rustix::io::Errno;
 use tenure::diagnosis::is_control;
@@ -48,6 +49,23 @@ pub(crate) fn print(lines: impl Display) -> Result<(), Failure> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         result => result.map_err(|error| Failure::own("cannot print", &error)),
     }
+}
+
+/// Prints lines, and returns whether anybody still reads them.
+pub(crate) fn print_while_read(lines: impl Display) -> Result<bool, Failure> {
+    let lines = lines.to_string();
+    match print_all(&lines) {
+        _ if is_unread() => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        printed => printed.map(|()| true).map_err(|error| Failure::own("cannot print", &error)),
+    }
+}
+
+/// Whether the other end of a pipe is closed, also while there is nothing to print.
+fn is_unread() -> bool {
+    let out = io::stdout();
+    let mut polled = [PollFd::new(&out, PollFlags::empty())];
+    poll(&mut polled, Some(&Timespec::default())).is_ok_and(|_| polled[0].revents().contains(PollFlags::ERR))
 }
 
 /// Whether standard output was closed, so that output is lost: before `main`, closed descriptors are opened

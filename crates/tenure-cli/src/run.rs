@@ -6,10 +6,11 @@
 
 use std::future::pending;
 use std::hash::{BuildHasher, RandomState};
+use std::pin::pin;
 use std::time::Duration;
 
 use tenure::{Frees, LastRun, LockName, Locks, OncePer, Outcome, Period};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::cli::{Missed, Run};
 use crate::config::config;
@@ -147,7 +148,8 @@ async fn begin(
             false => store::unless_absent(locks, once.try_begin()).await??,
         })
     };
-    match signals.or_end(begun).await {
+    let mut begun = pin!(begun);
+    match signals.or_end(begun.as_mut()).await {
         Ok(Ok(Some(turn))) => Ok(Ok(Held::Turn(turn))),
         Ok(Ok(None)) => {
             let last = match once.last().await {
@@ -168,15 +170,27 @@ async fn begin(
             Ok(Err(args.request.busy_code))
         }
         Ok(Err(failure)) => Err(failure),
-        Err(signal) => Ok(Err(of_signal(signal))),
+        Err(signal) => {
+            // A request under way may close the window, in which the command then never ran.
+            if let Ok(Ok(Some(turn))) = timeout(BEGINS, begun).await {
+                let _ = Held::Turn(turn).give_back("ended by a signal before it began").await;
+            }
+            Ok(Err(of_signal(signal)))
+        }
     }
 }
+
+/// How long a job that a signal ends may take to learn whether it has begun.
+const BEGINS: Duration = Duration::from_secs(1);
 
 /// The message about the run that closed the window.
 fn told(name: &LockName, last: &LastRun) -> String {
     let what = match last.outcome {
         Outcome::Running => "is running",
         Outcome::Lost => "was begun in this window by a run that died or lost its lock",
+        Outcome::Failed(_) if last.is_open => {
+            "has failed in this window, and missed the time to run again (--missed)"
+        }
         _ => "has run in this window",
     };
     let end = clock::since_1970(last.window.end);
@@ -190,6 +204,11 @@ fn check_holds(args: &Run) -> Result<(), Failure> {
         (Some(least), Some(most)) if least >= most => {
             Err(Failure::new(exit::USAGE, "--min-hold must be shorter than --max-hold"))
         }
+        // As flags, they conflict: the command that is stopped would begin again each time.
+        (_, Some(_)) if args.retry_lost => Err(Failure::new(
+            exit::USAGE,
+            "--max-hold, also of the configuration, cannot be used with --retry-lost",
+        )),
         _ => Ok(()),
     }
 }

@@ -295,8 +295,11 @@ pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
             Some((setting, path)) => {
                 let is_file = setting.key == "store-file";
                 let value = setting.value.clone();
-                let is = if is_file { Is::File(value.into()) } else { Is::Url(value) };
                 let origin = Line(&config::origin(path, setting.line)).to_string();
+                if is_file && !Path::new(&value).is_absolute() {
+                    return Err(elsewhere(&value, &origin));
+                }
+                let is = if is_file { Is::File(value.into()) } else { Is::Url(value) };
                 Named { is_configured: true, ..Named::new(is, origin) }
             }
             None => Named::new(Is::Default, "default"),
@@ -327,6 +330,11 @@ pub(crate) fn shown(url: &str) -> String {
         .unwrap_or_else(|| "(a URL that cannot be used)".into())
 }
 
+/// A configured path that would be another one in each working directory.
+fn elsewhere(path: &str, origin: &str) -> Failure {
+    usage(format!("{path:?} ({origin}) depends on the working directory: write a path that begins with /"))
+}
+
 pub(crate) fn url(args: &Store) -> Result<String, Failure> {
     let named = named(args)?;
     let url = named.url()?;
@@ -347,6 +355,15 @@ pub(crate) fn url(args: &Store) -> Result<String, Failure> {
             named.origin
         );
         return Err(usage(message));
+    }
+    if let Some(path) = url.strip_prefix("file:") {
+        if path == "~" || path.starts_with("~/") {
+            let what = format!("the store's directory {path:?} ({})", named.origin);
+            return Err(usage(format!("{what}: only a shell expands ~, so write the whole path")));
+        }
+        if named.is_configured && !Path::new(path).is_absolute() {
+            return Err(elsewhere(path, &named.origin));
+        }
     }
     if url.starts_with("memory:") {
         return Err(usage(

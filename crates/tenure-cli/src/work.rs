@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use tenure::diagnosis::without_password;
 use tenure::{Guard, Locks, StopRequest};
 use tokio::signal::unix::SignalKind;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::child::Child;
 use crate::cli::{Job, OnLost};
@@ -30,6 +30,9 @@ use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
 use crate::watchdog::Brief;
 use crate::{ancestors, clock, printer, store, table};
+
+/// How long a release may still take once a signal has asked to end.
+const LAST: Duration = Duration::from_secs(1);
 
 /// What to run, and for what.
 pub(crate) struct Work<'a> {
@@ -93,20 +96,24 @@ impl Work<'_> {
         let leads = !job.foreground;
         let (terminal, keys) = if leads { (Terminal::open(), None) } else { (None, Terminal::open()) };
         let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
-        let own = |error| Failure::own("cannot start a process", &error);
-        let mut launch = Launch::new(&words(job), voice, with_terminal, leads).map_err(own)?;
-        self.describe(&held, &mut launch.command);
-
         // Do everything that can fail before there is a command to look after.
-        let deadline = match job.on_lost {
-            OnLost::Ignore => Deadline::never(),
-            OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
+        let mut ready = || -> Result<_, Failure> {
+            let own = |error| Failure::own("cannot start a process", &error);
+            let launch = Launch::new(&words(job), voice, with_terminal, leads).map_err(own)?;
+            let deadline = match job.on_lost {
+                OnLost::Ignore => Deadline::never(),
+                OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
+            };
+            if terminal.is_some() {
+                signals.also(&[Signal::WINCH, Signal::TSTP])?;
+            }
+            Ok((launch, deadline.map_err(own)?, signals::stream(SignalKind::child())?))
         };
-        let deadline = deadline.map_err(own)?;
-        if terminal.is_some() {
-            signals.also(&[Signal::WINCH, Signal::TSTP])?;
-        }
-        let changes = signals::stream(SignalKind::child())?;
+        let (mut launch, deadline, changes) = match ready() {
+            Ok(ready) => ready,
+            Err(failure) => return refuse(held, failure).await,
+        };
+        self.describe(&held, &mut launch.command);
         // The command writes there, too; earlier output should come first.
         printer::catch_up(Duration::from_millis(100));
         if !held.is_held() {
@@ -117,7 +124,14 @@ impl Work<'_> {
         }
         let child = match Child::start(launch, &self.brief(&held), deadline) {
             Ok(child) => child,
-            Err(error) => return refuse(held, &error).await.map(Ended::Code),
+            Err(error) => {
+                let code = match error.kind() {
+                    io::ErrorKind::ArgumentListTooLong => of_exec(&error),
+                    _ => exit::OWN,
+                };
+                let what = unstarted("cannot start a process", &error);
+                return refuse(held, Failure::new(code, what)).await;
+            }
         };
         let mut watch = Watch {
             child,
@@ -202,7 +216,19 @@ impl Work<'_> {
             }
         }
         let if_not_ended = held.if_not_ended();
-        match held.end(status).await {
+        let mut ending = pin!(held.end(status));
+        let ended = match signals.or_end(ending.as_mut()).await {
+            Ok(ended) => ended,
+            // The store may be away for as long as the lease.
+            Err(_) => match timeout(LAST, ending).await {
+                Ok(ended) => ended,
+                Err(_) => {
+                    voice.say(format_args!("{if_not_ended}: a signal to end came before the store's answer"));
+                    return Ended::Code(of_status(status));
+                }
+            },
+        };
+        match ended {
             Err(error) if error.is_lost() => {
                 voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
                 return Ended::Code(exit::LOST);
@@ -228,9 +254,7 @@ impl Work<'_> {
 }
 
 /// The command did not even reach the stage that starts it.
-async fn refuse(held: Held, error: &io::Error) -> Result<u8, Failure> {
+async fn refuse(held: Held, failure: Failure) -> Result<Ended, Failure> {
     let _ = held.give_back("it could not be started").await;
-    let too_long = error.kind() == io::ErrorKind::ArgumentListTooLong;
-    let code = if too_long { of_exec(error) } else { exit::OWN };
-    Err(Failure::new(code, unstarted("cannot start a process", error)))
+    Err(failure)
 }

@@ -117,6 +117,11 @@ struct DirectoryInner {
 /// `is_invalid` if the URL names no directory.
 pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
     let path = opening.url.strip_prefix("file:").unwrap_or(opening.url);
+    if path == "~" || path.starts_with("~/") {
+        let what =
+            format!("store URL: got \"file:{path}\", and only a shell expands ~: write the whole path");
+        return Err(Error::invalid(what));
+    }
     // Accepted: `file:///var/lib/locks`, `file:/var/lib/locks` and `file:locks`. In `file://var/lib/locks`,
     // `var` would be a host.
     let behind = path.strip_prefix("//");

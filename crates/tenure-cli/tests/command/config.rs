@@ -48,7 +48,7 @@ fn a_flag_wins_over_the_environment_and_that_over_a_file() {
     let mut command = env.tenure_run_command(["--store", &directory("of-flag"), "x", "--", "true"]);
     command.env("TENURE_STORE", directory("of-variable")).env("TENURE_STORE_FILE", "/no/such/file");
     assert_eq!(used(command), ["of-flag"]);
-    write(&env, "store-file = \"url\"\n");
+    write(&env, &format!("store-file = \"{}\"\n", env.path("url").display()));
     assert_eq!(used(run()), ["of-store-file"]);
 
     let mut both = run();
@@ -136,6 +136,32 @@ fn config_tells_where_each_value_is_from_and_no_password() {
     // The output is a file with the same settings.
     fs::write(env.path("copy.toml"), env.run(env.tenure(["config"])).stdout).expect("a file");
     env.run(env.tenure(["--config", "copy.toml", "config"])).exits_with(0).says_nothing();
+}
+
+/// It would be another store in each directory.
+#[test]
+fn a_store_that_depends_on_the_working_directory_is_refused() {
+    let env = TestEnv::new();
+    for text in ["store = \"file:locks\"", "store-file = \"url\""] {
+        write(&env, &format!("{text}\n"));
+        env.tenure_run(["x", "--", "true"]).exits_with(64).says("depends on the working directory");
+    }
+    write(&env, "store = \"file:~/locks\"\n");
+    env.tenure_run(["x", "--", "true"]).exits_with(64).says("only a shell expands ~");
+    for verb in ["run x true", "list", "doctor"] {
+        let words = verb.split(' ').collect::<Vec<_>>();
+        let words = [&words[..1], &["--store", "file:~/locks"], &words[1..]].concat();
+        env.run(env.tenure(words)).exits_with(64).says("only a shell expands ~");
+    }
+    assert!(!env.path("~").exists() && !env.path("locks").exists());
+}
+
+#[test]
+fn a_configured_limit_of_a_hold_is_not_retried_for_ever() {
+    let env = TestEnv::new();
+    write(&env, "[run]\nmax-hold = \"1s\"\n");
+    env.tenure_run(["--retry-lost", "x", "--", "true"]).exits_with(64).says("--retry-lost");
+    env.tenure_run(["x", "--", "true"]).exits_with(0);
 }
 
 #[test]

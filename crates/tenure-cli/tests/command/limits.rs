@@ -112,6 +112,24 @@ fn a_low_limit_of_open_files_is_one_line_and_no_panic() {
 }
 
 #[test]
+fn a_job_that_could_not_be_started_for_want_of_descriptors_may_run_again() {
+    let (env, server, mut refused) = (TestEnv::new(), Server::start(), 0);
+    let store = server.url();
+    for limit in 12..=30 {
+        let script =
+            format!("ulimit -n {limit}; exec \"$0\" run --store {store} --once-per 1d job{limit} true");
+        let mut command = env.program("bash");
+        command.args(["-c", &script, BINARY]);
+        if env.run(command).code() == Some(125) {
+            refused += 1;
+            let job = format!("job{limit}");
+            env.tenure_run(["--store", &store, "--once-per", "1d", &job, "true"]).exits_with(0);
+        }
+    }
+    assert!(refused > 3, "{refused}");
+}
+
+#[test]
 fn six_hundred_locks_with_long_labels_fit_into_the_environment() {
     let env = TestEnv::new();
     let names: Vec<String> = (0..600).map(|number| format!("lock-{number}")).collect();

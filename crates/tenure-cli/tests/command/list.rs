@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 use tenure_testkit::servers::{Postgres, Server};
 
-use crate::env::{Running, TestEnv};
+use crate::env::{BINARY, Running, TestEnv};
 use crate::tmux::Tmux;
 
 fn hold(env: &TestEnv, options: &[&str], name: &str) -> Running {
@@ -105,6 +105,16 @@ fn a_watched_list_tells_what_changes_hands_and_what_becomes_free() {
         let is_json = said.stdout.starts_with('{');
         assert!(!is_json || said.stdout.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     }
+}
+
+#[test]
+fn a_watched_list_ends_when_nobody_reads_it_any_more() {
+    let env = TestEnv::new();
+    let _held = hold(&env, &[], "x");
+    let mut watched = env.program("bash");
+    watched.args(["-c", "\"$0\" list --watch=50ms | head -n 1", BINARY]);
+    let said = env.run(watched).exits_with(0);
+    assert!(said.stdout.starts_with("x\tmutex\t"), "{said:?}");
 }
 
 #[test]

@@ -414,7 +414,12 @@ impl OncePer {
 
     fn judge_record(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
-        let closed = Judged::Closed(Duration::from_micros(window.to - now));
+        let early = EARLY.min(Duration::from_micros((window.to - window.from) / 10));
+        let until = |end: u64| match Duration::from_micros(end - now) {
+            left if left <= early => Judged::Soon(left),
+            left => Judged::Closed(left),
+        };
+        let closed = until(window.to);
         if let Some(record) = record {
             let run = self.decode(record)?;
             jobs::report(&self.record, &run, now);
@@ -431,16 +436,14 @@ impl OncePer {
                 return Err(Error::refused(self.name(), self.record.engine().store.url(), &what));
             }
             if run.to > now && run.state != RunState::Freed {
-                let left = Duration::from_micros(run.to - now);
-                let early = EARLY.min(Duration::from_micros((window.to - window.from) / 10));
-                return Ok(match run.state {
-                    RunState::Begun if self.frees == Frees::FailureOrLoss && run.why != STAYS_CLOSED => {
+                let (is_open, may_open) = (now < window.open_to, run.why != STAYS_CLOSED);
+                return Ok(match (run.state, until(run.to)) {
+                    (RunState::Begun, _) if self.frees == Frees::FailureOrLoss && may_open && is_open => {
                         Judged::LooksOpen
                     }
-                    _ if left <= early => Judged::Soon(left),
                     // The run may fail, which reopens the window.
-                    RunState::Begun => Judged::Closed(left.min(LOOK)),
-                    _ => Judged::Closed(left),
+                    (RunState::Begun, Judged::Closed(left)) => Judged::Closed(left.min(LOOK)),
+                    (_, closed) => closed,
                 });
             }
             // A run that failed reopens its own window, not those before it.

@@ -253,6 +253,58 @@ fn a_job_begins_only_where_its_window_is_open() {
     });
 }
 
+/// By the store's clock, a scheduler may ask a moment before the window.
+#[test]
+fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_last() {
+    everywhere(|store| {
+        async move {
+            const LENGTH: Duration = Duration::from_secs(40);
+            for (at, last) in ["none", "failed", "missed"].into_iter().enumerate() {
+                let locks = store.client();
+                let now =
+                    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
+                let begins = SystemTime::UNIX_EPOCH + ms(now.as_millis() as u64 + 1_500);
+                let window = move |now: SystemTime| match now < begins {
+                    true => begins - LENGTH..begins,
+                    false => begins..begins + LENGTH,
+                };
+                let period = |open_for| Period::new(window).open_for(open_for);
+                let job = |open_for| locks.once_per(format!("early {at}"), period(open_for)).expect("a name");
+                if last == "failed" {
+                    let ran = job(LENGTH).run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
+                    assert_eq!(ran, Some(Err("no disk")), "{}", store.name);
+                }
+                let turn = job(LENGTH / 2).try_begin().await.expect("an answer");
+                let turn = turn.unwrap_or_else(|| panic!("{}: {last}", store.name));
+                assert_eq!(turn.window().start, begins, "{}: {last}", store.name);
+                turn.succeed().await.expect("it has the lock");
+            }
+        }
+        .boxed()
+    });
+}
+
+#[test]
+fn a_lost_run_is_not_retried_where_its_window_is_not_open() {
+    everywhere(|store| {
+        async move {
+            let (one, other) = (store.client(), store.client());
+            let window = |now: SystemTime| now - HOUR..now + HOUR;
+            let begun = SystemTime::now();
+            let fixed = move |_: SystemTime| begun - HOUR..begun + HOUR;
+            let job = one.once_per("lost", Period::new(window)).expect("a name");
+            drop(job.try_begin().await.expect("an answer").expect("it begins"));
+            one.flush().await.expect("the release is answered");
+            let late = other.once_per("lost", Period::new(fixed).open_for(HOUR / 2)).expect("a name");
+            let late = late.frees(Frees::FailureOrLoss);
+            assert!(late.try_begin().await.expect("an answer").is_none(), "{}", store.name);
+            let acquired: u64 = other.metrics().locks.iter().map(|lock| lock.acquired).sum();
+            assert_eq!(acquired, 0, "{}: it took the lock in vain", store.name);
+        }
+        .boxed()
+    });
+}
+
 #[test]
 fn a_server_whose_clock_steps_back_runs_nothing_twice_and_says_what_to_do() {
     let server = Server::with_clock();
