@@ -70,7 +70,9 @@ pub(crate) async fn unless_absent<T>(locks: &Locks, request: impl Future<Output 
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 async fn is_there(locks: &Locks) -> Result<(), Failure> {
     const DELAY: Duration = Duration::from_millis(100);
-    const LIMIT: Duration = Duration::from_secs(1);
+    // Longer than the two seconds of a dial: a ping that is sent last and not answered in time would end the
+    // connection under the request.
+    const LIMIT: Duration = Duration::from_secs(3);
     if locks.url().starts_with("file:") {
         return Ok(());
     }

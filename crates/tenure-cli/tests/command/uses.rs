@@ -4,9 +4,10 @@ use std::fs;
 use std::time::Duration;
 
 use rustix::process::Signal;
+use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Config, Postgres, Server, eventually};
 
-use crate::env::{SOON, TestEnv, UNTIL_END};
+use crate::env::{SOON, TestEnv, UNTIL_END, ms};
 use crate::prometheus::alerts_are;
 
 const LONG: &str = "1d";
@@ -420,6 +421,55 @@ fn a_result_is_stored_once_the_server_is_back() {
     running.wait().exits_with(0).says_nothing();
     let again = [&once[..], &["digest", "-c", "touch again"]].concat();
     env.tenure_run(again).exits_with(75).says("has run in this window");
+}
+
+/// The store would otherwise be waited for until the lease ends.
+#[test]
+fn a_signal_ends_the_wait_for_a_result_that_nobody_takes() {
+    for options in [&["--once-per", LONG][..], &[]] {
+        let (env, server) = (TestEnv::new(), Server::start());
+        let url = server.url();
+        let options = [&["--store", &url, "--ttl", "10m"], options].concat();
+        let running = env.start_script(
+            &options,
+            "digest",
+            "READY; while [ ! -e end ]; do sleep 0.02; done; touch over",
+        );
+        env.pid("up");
+        server.kill();
+        env.end();
+        running.eventually("the command is over", || env.path("over").exists());
+        // The first may still go to the command.
+        running.eventually("it ends", || {
+            running.signal(Signal::TERM);
+            std::thread::sleep(ms(100));
+            running.has_ended()
+        });
+        let said = running.wait_for(SOON);
+        assert!([0, 143].contains(&said.code().expect("a code")), "{said:?}");
+        said.says("a signal to end came before the store's answer");
+    }
+}
+
+#[test]
+fn a_signal_while_the_beginning_is_recorded_leaves_the_window_open() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let proxy = Proxy::start(server.address());
+    proxy.set(Fault::Delay(ms(150)));
+    let run = |url: &str, name: &str| {
+        let script = format!("touch ran-{name}");
+        env.tenure_run_command(["--store", url, "--once-per", LONG, name, "-c", &script])
+    };
+    // On a slow machine the command has begun before the signal.
+    let in_time = ["a", "b", "c", "d", "e"].into_iter().find(|name| {
+        let running = env.start(run(&proxy.url(), name));
+        let record = format!("tenure:rec:once:{{{name}}}");
+        running.eventually("its beginning is recorded", || server.has(&record));
+        running.signal(Signal::TERM);
+        running.wait().exits_with(143);
+        !env.path(&format!("ran-{name}")).exists()
+    });
+    env.run(run(&server.url(), in_time.expect("a signal in time"))).exits_with(0);
 }
 
 #[test]

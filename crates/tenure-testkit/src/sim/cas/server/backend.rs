@@ -66,6 +66,8 @@ impl Backend for Server {
     }
 
     fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
+        // ZooKeeper has no reply to no request.
+        assert!(!handles.is_empty(), "a bump of no marker");
         self.ask("bump", move |_, state| {
             state.revision += 1;
             let version = state.revision;
