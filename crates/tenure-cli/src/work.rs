@@ -15,7 +15,7 @@ use futures_util::future::{Either, select};
 use rustix::process::Signal;
 use tenure::diagnosis::without_password;
 use tenure::{Guard, Locks, StopRequest};
-use tokio::signal::unix::SignalKind;
+use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{sleep, timeout};
 
 use crate::child::Child;
@@ -95,25 +95,10 @@ impl Work<'_> {
         let (granted, job, voice) = (clock::now(), self.job, self.voice);
         let leads = !job.foreground;
         let (terminal, keys) = if leads { (Terminal::open(), None) } else { (None, Terminal::open()) };
-        let with_terminal = terminal.as_ref().is_some_and(Terminal::is_all_ours);
-        // Do everything that can fail before there is a command to look after.
-        let mut ready = || -> Result<_, Failure> {
-            let own = |error| Failure::own("cannot start a process", &error);
-            let launch = Launch::new(&words(job), voice, with_terminal, leads).map_err(own)?;
-            let deadline = match job.on_lost {
-                OnLost::Ignore => Deadline::never(),
-                OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
-            };
-            if terminal.is_some() {
-                signals.also(&[Signal::WINCH, Signal::TSTP])?;
-            }
-            Ok((launch, deadline.map_err(own)?, signals::stream(SignalKind::child())?))
-        };
-        let (mut launch, deadline, changes) = match ready() {
-            Ok(ready) => ready,
+        let (launch, deadline, changes) = match self.prepare(&held, terminal.as_ref(), leads, signals) {
+            Ok(prepared) => prepared,
             Err(failure) => return refuse(held, failure).await,
         };
-        self.describe(&held, &mut launch.command);
         // The command writes there, too; earlier output should come first.
         printer::catch_up(Duration::from_millis(100));
         if !held.is_held() {
@@ -177,6 +162,28 @@ impl Work<'_> {
         let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
         let ended = self.release(held, status, least.saturating_sub(clock::now() - granted), signals).await;
         Ok(if by_signal { Ended::Told(ended.code()) } else { ended })
+    }
+
+    /// Does everything that can fail before there is a command to look after.
+    fn prepare(
+        &self,
+        held: &Held,
+        terminal: Option<&Terminal>,
+        leads: bool,
+        signals: &mut Signals,
+    ) -> Result<(Launch, Deadline, unix::Signal), Failure> {
+        let own = |error| Failure::own("cannot start a process", &error);
+        let with_terminal = terminal.is_some_and(Terminal::is_all_ours);
+        let mut launch = Launch::new(&words(self.job), self.voice, with_terminal, leads).map_err(own)?;
+        self.describe(held, &mut launch.command);
+        let deadline = match self.job.on_lost {
+            OnLost::Ignore => Deadline::never(),
+            OnLost::Signal(_) | OnLost::Kill => Deadline::following(held.guards(), self.grace),
+        };
+        if terminal.is_some() {
+            signals.also(&[Signal::WINCH, Signal::TSTP])?;
+        }
+        Ok((launch, deadline.map_err(own)?, signals::stream(SignalKind::child())?))
     }
 
     /// Sets the environment of the command.

@@ -14,7 +14,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection};
 
 use super::failure;
-use super::line::StatementLine;
+use super::line::{StatementLine, channel_of};
 use super::statements::{ALL, Statements, Which};
 use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
@@ -139,7 +139,7 @@ impl PrimaryConnector {
         );
         self.stage.set(format!("{address} has not reported its version"));
         let table = self.look(&client, before).await?;
-        let channel = format!("tenure_{table}");
+        let channel = channel_of(table);
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
         let prepared = match self.target.is_pooled {
             true => Vec::new(),

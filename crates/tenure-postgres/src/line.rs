@@ -63,6 +63,11 @@ impl fmt::Debug for StatementLine {
     }
 }
 
+/// The NOTIFY channel of the locks in a table.
+pub(super) fn channel_of(table: i64) -> String {
+    format!("tenure_{table}")
+}
+
 fn failed(error: tokio_postgres::Error, which: Which) -> StatementError {
     let ends_connection = failure::ends_connection(&error);
     StatementError { failure: failure::of(error, which), ends_connection }
@@ -160,7 +165,15 @@ impl StatementSession for StatementLine {
     fn note_listeners<'a>(&'a self, keys: &'a [LockKey]) -> StatementResult<'a, ()> {
         async move {
             let (names, wholes): (Vec<_>, Vec<_>) = keys.iter().map(|key| (&key.name, &key.whole)).unzip();
-            self.ask(Which::Await, &[&names, &wholes]).await.map(drop)
+            let noted = self.ask(Which::Await, &[&names, &wholes]).await?;
+            let is_this = |table: Option<i64>| table.is_none_or(|table| channel_of(table) == self.channel);
+            match noted.iter().all(|row| is_this(row.get(0))) {
+                true => Ok(()),
+                false => {
+                    let failure = Failure::NotSent(Failure::cause("the table was dropped and created again"));
+                    Err(StatementError { failure, ends_connection: true })
+                }
+            }
         }
         .boxed()
     }

@@ -185,7 +185,8 @@ FROM (SELECT * FROM changed UNION ALL SELECT made.*, wake FROM made JOIN asked O
 UNION ALL
 SELECT lock, 0, client, CASE WHEN has_ended THEN session END FROM looked WHERE lock IN (SELECT lock FROM refused)";
 
-/// The mark lasts for five minutes; clients that listen longer renew it.
+/// The mark lasts for five minutes; clients that listen longer renew it. Also tells which table it is now, because a
+/// client listens to the messages of one.
 const AWAIT: &str = "
 INSERT INTO {table} AS l (name, whole, fence, serial, awaited)
 SELECT asked.name, asked.whole, coalesce((SELECT fence FROM {table} WHERE name = ''), 0), {clock},
@@ -196,7 +197,7 @@ WHERE NOT EXISTS (
         AND known.whole IS NOT DISTINCT FROM asked.whole)
 ORDER BY asked.name
 ON CONFLICT (name) DO UPDATE SET whole = excluded.whole, awaited = excluded.awaited, serial = l.serial + 1
-RETURNING name";
+RETURNING to_regclass('{quoted}')::oid::bigint";
 
 const FORGET: &str = "
 DELETE FROM {table} AS l USING unnest($1::text[], $2::text[]) AS ended (name, session)
@@ -299,6 +300,7 @@ fn filled(text: &str, table: &str) -> String {
         text += rest;
     }
     text.replace("{table}", table)
+        .replace("{quoted}", &table.replace('\'', "''"))
         .replace("{softly}", SOFTLY)
         .replace("{clock}", CLOCK)
         .replace("{hour}", HOUR_US)

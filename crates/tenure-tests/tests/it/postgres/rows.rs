@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::{join, join_all};
 use tenure::Owner;
@@ -199,5 +199,48 @@ fn an_error_of_one_row_fails_its_request_alone() {
                 (_, taken) => drop(taken.expect("an answer").expect("a free lock")),
             }
         }
+    });
+}
+
+/// Its messages come on another channel then.
+#[test]
+fn who_listens_is_woken_after_the_table_was_created_again() {
+    on(async {
+        let schema = schema();
+        let open = || locks(&SERVER.url(&schema), Duration::from_secs(15));
+        let (one, other) = (open(), open());
+        let _held = one.mutex("a").expect("a name").lock().await.expect("a guard");
+        let waits = async {
+            let mutex = other.mutex("a").expect("a name");
+            drop(mutex.try_lock_for(Duration::from_secs(2)).await.expect("an answer"));
+        };
+        let again = async {
+            tokio::time::sleep(Duration::from_secs(1)).await; // it listens
+            let table = format!("{schema}.tenure_lock");
+            SERVER.run(&format!(
+                "CREATE TABLE {schema}.copy (LIKE {table} INCLUDING ALL); INSERT INTO {schema}.copy (name) VALUES (''); \
+                 DROP TABLE {table}; ALTER TABLE {schema}.copy RENAME TO tenure_lock"
+            ));
+        };
+        join(waits, again).await;
+        let fresh = open();
+        let turn = fresh.fair_mutex("b").expect("a name").lock().await.expect("a guard");
+        let next = async {
+            let guard = other.fair_mutex("b").expect("a name").lock().await.expect("a guard");
+            (guard, Instant::now())
+        };
+        let releases = async {
+            let waits =
+                async || Ok(fresh.inspect("b").await?.is_some_and(|status| status.waiters.len() == 1));
+            while !waits().await.unwrap_or_else(|error: tenure::Error| panic!("{error}")) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await; // it listens anew
+            let released = Instant::now();
+            turn.release().await.expect("a release");
+            released
+        };
+        let ((_guard, held), released) = join(next, releases).await;
+        assert!(held - released < Duration::from_secs(3), "{:?}", held - released);
     });
 }
