@@ -330,6 +330,10 @@ impl State {
         let all = all.flat_map(|all| all.as_array().expect("a list"));
         let mut owners: Vec<String> =
             all.filter_map(|one| one["owner"].as_str().map(str::to_owned)).collect();
+        let is_time = |number: u64| {
+            number.abs_diff(self.made_us) < 10 * YEAR_US
+                || number.abs_diff(self.made_us / 1_000) < 10 * YEAR_US / 1_000
+        };
         let mut normal = |word: &str| {
             if word.parse::<Owner>().is_ok() {
                 let at = owners.iter().position(|known| known == word).unwrap_or_else(|| {
@@ -343,11 +347,12 @@ impl State {
                 Ok(number) if tokens.contains(&number) => {
                     format!("TOKEN{}", tokens.iter().position(|token| *token == number).expect("this one"))
                 }
-                // Deadlines, and how long a computation took. Counts of a read-write lock are below 2 to the 21st.
-                Ok(number) if number > 1 << 21 && number < FUTURE => "TIME".to_owned(),
-                Ok(number) if number > 10 * FUTURE => "ID".to_owned(),
-                // Of a client, or of a hold.
-                _ if is_hex && (8..=16).contains(&word.len()) => "ID".to_owned(),
+                // Weights of Redis. Counts of a read-write lock are below 2 to the 21st.
+                Ok(number) if (WEIGHTS..WEIGHTS + (1 << 21)).contains(&number) => word.to_owned(),
+                Ok(number) if number > 1 << 21 && is_time(number) => "TIME".to_owned(),
+                // A lease, or the id of a client or of a hold, whose digits may all be decimal.
+                Ok(number) if number > 1 << 21 => "NUMBER".to_owned(),
+                _ if is_hex && (8..=16).contains(&word.len()) => "NUMBER".to_owned(),
                 _ => word.to_owned(),
             }
         };
@@ -370,10 +375,10 @@ impl State {
             if !S::TOKENS && line.contains("/record/") {
                 line = before_owners(&line);
             }
-            match line.split_once(" v text TIME TIME ") {
+            match line.split_once(" v text NUMBER NUMBER ") {
                 Some((before, after)) => {
                     let (_, after) = after.split_once(' ').expect("how long it took");
-                    format!("{before} v text TIME TIME MS {after}")
+                    format!("{before} v text NUMBER NUMBER MS {after}")
                 }
                 None => line,
             }
@@ -399,6 +404,9 @@ impl State {
     }
 }
 
+const YEAR_US: u64 = 365 * 86_400_000_000;
+/// What the scores of weights have in addition.
+const WEIGHTS: u64 = 8_000_000_000_000_000;
 /// Larger numbers are no times.
 const FUTURE: u64 = 4_000_000_000_000_000;
 

@@ -19,7 +19,8 @@ use tokio::sync::Notify;
 use super::{everywhere, on};
 use crate::common::ms;
 
-const HOUR: Duration = Duration::from_secs(3_600);
+/// Its windows are so long that a test rarely meets the end of one.
+const LONG: Duration = Duration::from_secs(1_000 * 3_600);
 const SOON: Duration = Duration::from_secs(60);
 
 /// Number of runs, by window.
@@ -113,7 +114,7 @@ fn a_failure_frees_the_window_and_what_is_done_does_not() {
     everywhere(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
-            let job = |locks: &Locks, name: &str| locks.once_per(name, HOUR).expect("a name");
+            let job = |locks: &Locks, name: &str| locks.once_per(name, LONG).expect("a name");
             let fails = async |_: &tenure::Turn| Err::<(), _>("no disk");
             let works = async |_: &tenure::Turn| Ok::<_, &str>(());
             assert_eq!(job(&one, "frees").last().await.expect("an answer"), None);
@@ -142,14 +143,14 @@ fn a_runner_that_is_gone_is_told_of_and_its_window_opened_only_on_demand() {
         async move {
             let (one, other) = (store.client(), store.client());
             let begun = Notify::new();
-            let job = one.once_per("gone", HOUR).expect("a name");
+            let job = one.once_per("gone", LONG).expect("a name");
             let stuck = job.run(async |_| {
                 begun.notify_one();
                 pending::<Result<(), fmt::Error>>().await
             });
             let looks = async {
                 begun.notified().await;
-                let job = other.once_per("gone", HOUR).expect("a name").frees(Frees::FailureOrLoss);
+                let job = other.once_per("gone", LONG).expect("a name").frees(Frees::FailureOrLoss);
                 let last = job.last().await.expect("an answer").expect("it runs");
                 assert_eq!(last.outcome, Outcome::Running);
                 let none = job.run(async |_| Ok::<_, fmt::Error>(())).await;
@@ -157,7 +158,7 @@ fn a_runner_that_is_gone_is_told_of_and_its_window_opened_only_on_demand() {
             };
             select(Box::pin(stuck), Box::pin(looks)).await;
             one.flush().await.expect("the release is answered");
-            let plain = other.once_per("gone", HOUR).expect("a name");
+            let plain = other.once_per("gone", LONG).expect("a name");
             let last = plain.last().await.expect("an answer").expect("it ran");
             assert_eq!(last.outcome, Outcome::Lost);
             let none = plain.run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
@@ -175,10 +176,10 @@ fn a_reset_takes_the_lock_from_the_job_that_runs() {
     everywhere(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
-            let job = one.once_per("reset", HOUR).expect("a name");
+            let job = one.once_per("reset", LONG).expect("a name");
             let turn = job.try_begin().await.expect("an answer").expect("the first");
-            other.once_per("reset", HOUR).expect("a name").reset().await.expect("an answer");
-            let again = other.once_per("reset", HOUR).expect("a name").try_begin().await;
+            other.once_per("reset", LONG).expect("a name").reset().await.expect("an answer");
+            let again = other.once_per("reset", LONG).expect("a name").try_begin().await;
             let again = again.expect("an answer").expect("it was reset");
             assert!(again.fence() > turn.fence());
             assert!(turn.succeed().await.expect_err("another has begun").is_lost(), "{}", store.name);
@@ -194,9 +195,9 @@ fn a_run_by_hand_leaves_the_window_closed() {
         async move {
             let name = &store.name;
             let (one, other) = (store.client(), store.client());
-            let plain = one.once_per("by hand", HOUR).expect("a name");
+            let plain = one.once_per("by hand", LONG).expect("a name");
             let retries = plain.clone().frees(Frees::FailureOrLoss);
-            let by_hand = other.once_per("by hand", HOUR).expect("a name").again(true);
+            let by_hand = other.once_per("by hand", LONG).expect("a name").again(true);
             let works = async |_: &tenure::Turn| Ok::<_, &str>(());
             let outcome = async || plain.last().await.expect("an answer").expect("it ran").outcome;
             assert_eq!(plain.run(works).await.expect("an answer"), Some(Ok(())));
@@ -222,10 +223,10 @@ fn a_run_by_hand_leaves_the_window_closed() {
             assert!(last.succeeded > done.succeeded, "{name}");
 
             // An open window stays open if it fails.
-            let by_hand = other.once_per("open", HOUR).expect("a name").again(true);
+            let by_hand = other.once_per("open", LONG).expect("a name").again(true);
             let ran = by_hand.run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
             assert_eq!(ran, Some(Err("no disk")), "{name}");
-            let plain = one.once_per("open", HOUR).expect("a name");
+            let plain = one.once_per("open", LONG).expect("a name");
             assert_eq!(plain.run(works).await.expect("an answer"), Some(Ok(())), "{name}");
         }
         .boxed()
@@ -238,12 +239,12 @@ fn a_job_begins_only_where_its_window_is_open() {
         async move {
             let locks = store.client();
             // Windows that began an hour ago.
-            let window = |now: SystemTime| now - HOUR..now + HOUR;
+            let window = |now: SystemTime| now - LONG..now + LONG;
             let job =
                 |open_for| locks.once_per("open", Period::new(window).open_for(open_for)).expect("a name");
-            let ran = job(HOUR / 2).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            let ran = job(LONG / 2).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
             assert!(ran.is_none(), "{}", store.name);
-            let ran = job(2 * HOUR).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
+            let ran = job(2 * LONG).run(async |_| Ok::<_, fmt::Error>(())).await.expect("an answer");
             assert!(ran.is_some(), "{}", store.name);
             let wrong = locks.once_per("wrong", ms(1)).expect("a name");
             let error = wrong.run(async |_| Ok::<_, fmt::Error>(())).await.expect_err("too short");
@@ -289,13 +290,13 @@ fn a_lost_run_is_not_retried_where_its_window_is_not_open() {
     everywhere(|store| {
         async move {
             let (one, other) = (store.client(), store.client());
-            let window = |now: SystemTime| now - HOUR..now + HOUR;
+            let window = |now: SystemTime| now - LONG..now + LONG;
             let begun = SystemTime::now();
-            let fixed = move |_: SystemTime| begun - HOUR..begun + HOUR;
+            let fixed = move |_: SystemTime| begun - LONG..begun + LONG;
             let job = one.once_per("lost", Period::new(window)).expect("a name");
             drop(job.try_begin().await.expect("an answer").expect("it begins"));
             one.flush().await.expect("the release is answered");
-            let late = other.once_per("lost", Period::new(fixed).open_for(HOUR / 2)).expect("a name");
+            let late = other.once_per("lost", Period::new(fixed).open_for(LONG / 2)).expect("a name");
             let late = late.frees(Frees::FailureOrLoss);
             assert!(late.try_begin().await.expect("an answer").is_none(), "{}", store.name);
             let acquired: u64 = other.metrics().locks.iter().map(|lock| lock.acquired).sum();
@@ -389,7 +390,7 @@ fn ending(silent: u32, ttl: Duration) -> Locks {
 #[test]
 fn a_hold_that_is_being_ended_reports_no_loss() {
     on(async {
-        let job = ending(0, HOUR).once_per("end", HOUR).expect("a name");
+        let job = ending(0, LONG).once_per("end", LONG).expect("a name");
         let turn = job.try_begin().await.expect("an answer").expect("the first");
         let lost = turn.lost();
         turn.succeed().await.expect("it has the lock");
@@ -400,7 +401,7 @@ fn a_hold_that_is_being_ended_reports_no_loss() {
 #[test]
 fn a_result_is_stored_when_the_store_answers_again() {
     on(async {
-        let job = ending(3, HOUR).once_per("end", HOUR).expect("a name");
+        let job = ending(3, LONG).once_per("end", LONG).expect("a name");
         let turn = job.try_begin().await.expect("an answer").expect("the first");
         turn.succeed().await.expect("the fourth attempt is answered");
         assert_eq!(job.last().await.expect("an answer").expect("it ran").outcome, Outcome::Done);
@@ -411,7 +412,7 @@ fn a_result_is_stored_when_the_store_answers_again() {
 fn a_result_that_stays_unstored_is_an_error_of_the_turn_and_not_of_the_run() {
     on(async {
         let locks = ending(u32::MAX, ms(300));
-        let job = locks.once_per("end", HOUR).expect("a name").frees(Frees::FailureOrLoss);
+        let job = locks.once_per("end", LONG).expect("a name").frees(Frees::FailureOrLoss);
         let turn = job.try_begin().await.expect("an answer").expect("the first");
         let error = turn.succeed().await.expect_err("never stored");
         assert!(error.is_unreachable(), "{error}");
