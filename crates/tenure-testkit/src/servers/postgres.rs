@@ -163,13 +163,21 @@ impl Postgres {
     /// Kills all processes of the server at once, as if its machine had lost power, but for what the system has
     /// not written yet.
     pub fn kill(&mut self) {
+        // A stopped server starts no further process.
+        self.process.stop();
         let children = fs::read_to_string(format!("/proc/{0}/task/{0}/children", self.process.id()));
         let children = children.unwrap_or_default();
         self.process.kill();
         for child in children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)) {
             let _ = kill_process(child, Signal::KILL);
         }
-        eventually("PostgreSQL ends", Duration::from_secs(10), || self.process.has_ended());
+        // One that lives would keep the memory that the next server wants.
+        let lives = |pid: &str| {
+            fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z"))
+        };
+        eventually("PostgreSQL ends", Duration::from_secs(10), || {
+            self.process.has_ended() && !children.split_whitespace().any(lives)
+        });
         let _ = fs::remove_file(self.dir.path().join("data/postmaster.pid"));
     }
 

@@ -260,7 +260,7 @@ fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_la
     everywhere(|store| {
         async move {
             const LENGTH: Duration = Duration::from_secs(40);
-            for (at, last) in ["none", "failed", "missed"].into_iter().enumerate() {
+            let asks = ["none", "failed", "missed"].map(async |last| {
                 let locks = store.client();
                 let now =
                     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
@@ -270,7 +270,8 @@ fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_la
                     false => begins..begins + LENGTH,
                 };
                 let period = |open_for| Period::new(window).open_for(open_for);
-                let job = |open_for| locks.once_per(format!("early {at}"), period(open_for)).expect("a name");
+                let job =
+                    |open_for| locks.once_per(format!("early {last}"), period(open_for)).expect("a name");
                 if last == "failed" {
                     let ran = job(LENGTH).run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
                     assert_eq!(ran, Some(Err("no disk")), "{}", store.name);
@@ -279,7 +280,8 @@ fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_la
                 let turn = turn.unwrap_or_else(|| panic!("{}: {last}", store.name));
                 assert_eq!(turn.window().start, begins, "{}: {last}", store.name);
                 turn.succeed().await.expect("it has the lock");
-            }
+            });
+            join_all(asks).await;
         }
         .boxed()
     });
