@@ -14,15 +14,17 @@ pub(crate) struct Versions(BTreeMap<String, usize>);
 
 impl Versions {
     /// By the names of all connections, also of other programs.
-    pub(crate) fn of<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+    pub(crate) fn of(names: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         let mut versions = Self::default();
         versions.add(names);
         versions
     }
 
-    pub(crate) fn add<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
-        for version in names.into_iter().filter_map(version) {
-            *self.0.entry(version.to_owned()).or_default() += 1;
+    pub(crate) fn add(&mut self, names: impl IntoIterator<Item = impl AsRef<str>>) {
+        for name in names {
+            if let Some(version) = version(name.as_ref()) {
+                *self.0.entry(version.to_owned()).or_default() += 1;
+            }
         }
     }
 

@@ -19,7 +19,7 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) {
             let cost = of_a_majority("the cluster", cluster.voters, at, report);
             let members = plural(cluster.voters as u64, "member");
             report.saw(at, format!("etcd {}, {members}{learners}: {cost}", cluster.version));
-            versions::check(Ok(Versions::of(cluster.clients.iter().map(String::as_str))), at, report);
+            versions::check(Ok(Versions::of(&cluster.clients)), at, report);
         }
         // The lock below shows whether that matters.
         Err(error) => report.cannot_check("members", at, chain(&error)),

@@ -15,7 +15,7 @@ pub(super) async fn check(url: &str, at: &str, report: &mut Report) -> Result<()
     report.saw(at, format!("{name}{}, one server: {ALONE}", server.version));
     let unknown = || format!("{UNTOLD}: MariaDB does with performance_schema = ON");
     let names = server.clients.as_ref().ok_or_else(unknown);
-    versions::check(names.map(|names| Versions::of(names.iter().map(String::as_str))), at, report);
+    versions::check(names.map(Versions::of), at, report);
     if server.flush != 1 {
         report.find(
             "flush-log",

@@ -52,7 +52,7 @@ pub(super) async fn check(url: &str, at: &str, ttl: Duration, report: &mut Repor
         count => format!("{count} standbys: after a failover, locks go on where the URL names all servers"),
     };
     report.saw(at, format!("PostgreSQL {}, {cost}", server.version));
-    versions::check(Ok(Versions::of(server.clients.iter().map(String::as_str))), at, report);
+    versions::check(Ok(Versions::of(&server.clients)), at, report);
     for (check, setting, costs, remedy) in MUST_BE_ON {
         if server.setting(setting) == "off" {
             report.find(check, at, format!("{setting} is off"), costs, remedy);

@@ -23,7 +23,7 @@ pub(super) async fn check(url: &str, store: &str, report: &mut Report) {
     let cost = of_a_majority("the ensemble", voters, store, report);
     report.saw(store, format!("{}: {cost}", plural(voters as u64, "member")));
     let clients = zookeeper_clients(url).await.map_err(|error| chain(&error));
-    versions::check(clients.map(|all| Versions::of(all.iter().map(String::as_str))), store, report);
+    versions::check(clients.map(Versions::of), store, report);
     for server in servers {
         let at = server.at;
         let version = server.version.unwrap_or_else(|| "of unknown version".to_owned());

@@ -13,23 +13,23 @@ pub(super) async fn connected(url: &str) -> Result<Versions, String> {
     match scheme {
         "postgres" | "postgresql" => {
             let server = diagnose_postgres(url).await.map_err(|error| chain(&error))?;
-            Ok(Versions::of(server.clients.iter().map(String::as_str)))
+            Ok(Versions::of(&server.clients))
         }
         #[cfg(feature = "mysql")]
         "mysql" | "mariadb" => {
             let server = tenure::diagnosis::diagnose_mysql(url).await.map_err(|error| chain(&error))?;
             let clients = server.clients.as_ref().ok_or_else(|| UNTOLD.to_owned())?;
-            Ok(Versions::of(clients.iter().map(String::as_str)))
+            Ok(Versions::of(clients))
         }
         #[cfg(feature = "etcd")]
         "etcd" | "etcds" => {
             let cluster = tenure::diagnosis::diagnose_etcd(url).await.map_err(|error| chain(&error))?;
-            Ok(Versions::of(cluster.clients.iter().map(String::as_str)))
+            Ok(Versions::of(&cluster.clients))
         }
         #[cfg(feature = "zookeeper")]
         "zookeeper" | "zookeepers" => {
             let clients = tenure::diagnosis::zookeeper_clients(url).await.map_err(|error| chain(&error))?;
-            Ok(Versions::of(clients.iter().map(String::as_str)))
+            Ok(Versions::of(clients))
         }
         _ if scheme.starts_with("redis") || scheme.starts_with("valkey") => on_redis(url).await,
         _ => Err("a directory does not tell which versions use it".to_owned()),

@@ -139,8 +139,12 @@ fn hex(line: &str) -> Value {
     serde_json::from_slice(&digits.iter().map(byte).collect::<Vec<u8>>()).expect("JSON")
 }
 
-/// The statement that writes such a row. `bytes` makes bytes of a text.
-fn insert(table: &str, line: &Value, bytes: [&str; 2]) -> String {
+/// Writes such a row. `bytes` makes bytes of a text.
+fn insert(run: impl Fn(&str) -> String, number: usize, line: &Value, bytes: [&str; 2]) {
+    let table = format!("golden{number}.tenure_lock");
+    if line["name"] == "" {
+        run(&format!("DELETE FROM {table}"));
+    }
     let value = |name: &str| match &line[name] {
         Value::Null => "NULL".to_owned(),
         Value::String(text) if name == "record" => {
@@ -149,7 +153,7 @@ fn insert(table: &str, line: &Value, bytes: [&str; 2]) -> String {
         Value::String(text) => format!("'{}'", text.replace('\'', "''")),
         number => number.to_string(),
     };
-    format!("INSERT INTO {table} ({}) VALUES ({})", COLUMNS.join(", "), COLUMNS.map(value).join(", "))
+    run(&format!("INSERT INTO {table} ({}) VALUES ({})", COLUMNS.join(", "), COLUMNS.map(value).join(", ")));
 }
 
 impl Raw for Postgres {
@@ -178,11 +182,7 @@ impl Raw for Postgres {
     }
 
     fn write(&self, number: usize, line: &Value) {
-        let table = format!("golden{number}.tenure_lock");
-        if line["name"] == "" {
-            self.run(&format!("DELETE FROM {table}"));
-        }
-        self.run(&insert(&table, line, ["convert_to(", ", 'UTF8')"]));
+        insert(|sql| self.run(sql), number, line, ["convert_to(", ", 'UTF8')"]);
     }
 }
 
@@ -203,11 +203,7 @@ impl Raw for MariaDb {
     }
 
     fn write(&self, number: usize, line: &Value) {
-        let table = format!("golden{number}.tenure_lock");
-        if line["name"] == "" {
-            self.run(&format!("DELETE FROM {table}"));
-        }
-        self.run(&insert(&table, line, ["", ""]).replace('\\', "\\\\"));
+        insert(|sql| self.run(&sql.replace('\\', "\\\\")), number, line, ["", ""]);
     }
 }
 
