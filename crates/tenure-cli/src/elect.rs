@@ -14,7 +14,7 @@ use tenure::{Change, Leader, Observer};
 use tokio::time::sleep;
 
 use crate::cli;
-use crate::exit::{BUSY, FREE, Failure, chain, of_signal};
+use crate::exit::{BUSY, FREE, Failure, USAGE, chain, of_signal};
 use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
@@ -27,6 +27,11 @@ use crate::{ancestors, take, waiting};
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
+    if grace.is_zero() {
+        let what =
+            "--grace must be longer than 0s for an election: a leader ends within it, before another leads";
+        return Err(Failure::new(USAGE, what));
+    }
     store::must_be_named(&args.store, "an election")?;
     let url = store::url_with(&args.store, Terms::default())?;
     let locks = store::open_at(&url, &args.store.prefix, |options| {

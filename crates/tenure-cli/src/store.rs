@@ -128,9 +128,9 @@ impl Terms {
         if let Some(flag) = flag
             && !Topology::knows(scheme)
         {
-            let scheme = scheme.escape_debug();
+            let (scheme, flag) = (scheme.escape_debug(), with_origin(flag));
             return Err(usage(format!(
-                "--{flag} is for Redis and Valkey servers with replicas, and the store's URL begins with `{scheme}:`"
+                "{flag} is for Redis and Valkey servers with replicas, and the store's URL begins with `{scheme}:`"
             )));
         }
         let url = match self.acks {
@@ -146,6 +146,14 @@ impl Terms {
                 with_part(url, "restart-grace", &text, |told| duration(told) == Ok(grace))
             }
         }
+    }
+}
+
+/// A term's flag, and the line of a configuration file that sets it.
+fn with_origin(flag: &str) -> String {
+    match ["run", "acquire"].iter().find_map(|verb| config::config().flag(verb, flag)) {
+        Some((setting, path)) => format!("--{flag}, from {},", config::origin(path, setting.line)),
+        None => format!("--{flag}"),
     }
 }
 
@@ -177,8 +185,9 @@ fn with_part(
     match told {
         Some(told) if is_same(told) => Ok(url),
         Some(told) => Err(usage(format!(
-            "--{key} {value} differs from `{key}={}` in the store's URL, and all clients of a lock must agree: leave \
+            "{} {value} differs from `{key}={}` in the store's URL, and all clients of a lock must agree: leave \
              one of them out",
+            with_origin(key),
             told.escape_debug()
         ))),
         None => Ok(format!("{url}{}{key}={value}", if query.is_some() { '&' } else { '?' })),

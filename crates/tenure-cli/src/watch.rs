@@ -42,8 +42,8 @@ pub(crate) struct Watch<'a> {
     pub(crate) keys: Option<Terminal>,
     /// The terminal stopped us, and so our whole group.
     pub(crate) told_to_stop: bool,
-    /// A signal that asks the command to end was forwarded.
-    pub(crate) told_to_end: bool,
+    /// A signal that asks the command to end arrived.
+    pub(crate) signalled: bool,
     /// The stop request, if one arrived.
     pub(crate) stopped_by: Option<StopRequest>,
 }
@@ -96,13 +96,12 @@ impl Watch<'_> {
                 Event::Signal(signal) => {
                     self.forward(signal);
                     if END_THE_WAIT.contains(&signal) {
-                        self.told_to_end = true;
+                        self.signalled = true;
                         self.kill_later(now, &mut kill_at, &mut ticks);
                     }
                 }
                 Event::Asked(request) => {
                     self.child.group.signal(Signal::TERM);
-                    self.told_to_end = true;
                     self.stopped_by = Some(request);
                     self.kill_later(now, &mut kill_at, &mut ticks);
                 }

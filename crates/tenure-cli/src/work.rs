@@ -129,15 +129,14 @@ impl Work<'_> {
             terminal,
             keys,
             told_to_stop: false,
-            told_to_end: false,
+            signalled: false,
             stopped_by: None,
         };
         let ended = watch.until_it_ends(held.stop_requested(self.locks)).await;
-        let told_to_end = watch.told_to_end;
-        let by_signal = told_to_end && watch.stopped_by.is_none();
-        if let Some(StopRequest { by, reason, .. }) = watch.stopped_by.take() {
-            let separator = if reason.is_empty() { "" } else { ": " };
-            voice.say(format_args!("asked to stop by {}{separator}{reason}", table::who(&by)));
+        let signalled = watch.signalled;
+        let told_to_end = signalled || watch.stopped_by.is_some();
+        if let Some(request) = watch.stopped_by.take() {
+            self.say_who_stops(&request);
         }
         let status = match ended
             .map_err(|error| Failure::own("cannot read the exit status of the command", &error))?
@@ -152,7 +151,7 @@ impl Work<'_> {
                 drop(held);
                 voice.say(format_args!("{why}; the command was stopped"));
                 // After a signal to end, do not start over.
-                return Ok(match (by_signal, told_to_end) {
+                return Ok(match (signalled, told_to_end) {
                     (true, _) => Ended::Told(exit::LOST),
                     (false, true) => Ended::Code(exit::LOST),
                     (false, false) => Ended::Lost,
@@ -161,7 +160,12 @@ impl Work<'_> {
         };
         let least = self.min_hold.filter(|_| !told_to_end).unwrap_or_default();
         let ended = self.release(held, status, least.saturating_sub(clock::now() - granted), signals).await;
-        Ok(if by_signal { Ended::Told(ended.code()) } else { ended })
+        Ok(if signalled { Ended::Told(ended.code()) } else { ended })
+    }
+
+    fn say_who_stops(&self, StopRequest { by, reason, .. }: &StopRequest) {
+        let separator = if reason.is_empty() { "" } else { ": " };
+        self.voice.say(format_args!("asked to stop by {}{separator}{reason}", table::who(by)));
     }
 
     /// Does everything that can fail before there is a command to look after.
@@ -210,40 +214,50 @@ impl Work<'_> {
 
     /// Releases what is held after the rest of its time, for a command that has ended.
     async fn release(&self, held: Held, status: ExitStatus, rest: Duration, signals: &mut Signals) -> Ended {
-        let voice = self.voice;
+        let (voice, mut code, mut signalled) = (self.voice, of_status(status), false);
         if !rest.is_zero() {
-            let over = pin!(sleep(rest));
-            let waited = signals.or_end(select(held.lost(), over)).await;
-            if let Ok(Either::Left((end, _))) = waited {
-                drop(held);
-                if let Some(why) = end.into_error() {
-                    voice.say(format_args!("{}; the command had ended before", chain(&why)));
+            let waited = {
+                let (over, asked) = (pin!(sleep(rest)), pin!(held.stop_requested(self.locks)));
+                signals.or_end(select(held.lost(), select(over, asked))).await.map(|waited| match waited {
+                    Either::Left((end, _)) => Either::Left(end),
+                    Either::Right((Either::Left(_), _)) => Either::Right(None),
+                    Either::Right((Either::Right((request, _)), _)) => Either::Right(Some(request)),
+                })
+            };
+            match waited {
+                Ok(Either::Left(end)) => {
+                    drop(held);
+                    if let Some(why) = end.into_error() {
+                        voice.say(format_args!("{}; the command had ended before", chain(&why)));
+                    }
+                    return Ended::Code(code);
                 }
-                return Ended::Code(of_status(status));
+                Ok(Either::Right(request)) => request.iter().for_each(|request| self.say_who_stops(request)),
+                Err(_) => signalled = true,
             }
         }
         let if_not_ended = held.if_not_ended();
         let mut ending = pin!(held.end(status));
         let ended = match signals.or_end(ending.as_mut()).await {
-            Ok(ended) => ended,
+            Ok(ended) => Some(ended),
             // The store may be away for as long as the lease.
-            Err(_) => match timeout(LAST, ending).await {
-                Ok(ended) => ended,
-                Err(_) => {
-                    voice.say(format_args!("{if_not_ended}: a signal to end came before the store's answer"));
-                    return Ended::Code(of_status(status));
-                }
-            },
+            Err(_) => {
+                signalled = true;
+                timeout(LAST, ending).await.ok()
+            }
         };
         match ended {
-            Err(error) if error.is_lost() => {
+            Some(Ok(())) => {}
+            Some(Err(error)) if error.is_lost() => {
                 voice.say(format_args!("{}; the command may have ended without the lock", chain(&error)));
-                return Ended::Code(exit::LOST);
+                code = exit::LOST;
             }
-            Err(error) => voice.say(format_args!("{if_not_ended}: {}", chain(&error))),
-            Ok(()) => {}
+            Some(Err(error)) => voice.say(format_args!("{if_not_ended}: {}", chain(&error))),
+            None => {
+                voice.say(format_args!("{if_not_ended}: a signal to end came before the store's answer"));
+            }
         }
-        Ended::Code(of_status(status))
+        if signalled { Ended::Told(code) } else { Ended::Code(code) }
     }
 
     /// What the watchdog needs to know.

@@ -116,6 +116,14 @@ fn what_is_wrong_in_a_file_is_one_line_with_its_place() {
 }
 
 #[test]
+fn a_term_that_the_store_cannot_keep_is_told_with_its_line() {
+    let env = TestEnv::new();
+    write(&env, "[run]\nacks = 1\n");
+    let said = env.tenure_run(["x", "true"]).exits_with(64);
+    said.says("--acks, from ").says("tenure.toml, line 2, is for Redis and Valkey servers with replicas");
+}
+
+#[test]
 fn config_tells_where_each_value_is_from_and_no_password() {
     let env = TestEnv::new();
     let path = env.path("config/tenure.toml").display().to_string();

@@ -60,6 +60,15 @@ fn a_signal_ends_the_least_hold_and_the_lock_is_released() {
 }
 
 #[test]
+fn a_request_to_stop_ends_the_least_hold() {
+    let env = TestEnv::new();
+    let running = env.start(env.tenure_run_command(["--min-hold", "1h", "x", "-c", "touch done; exit 3"]));
+    running.eventually("the command has run", || env.path("done").exists());
+    env.run(env.tenure(["stop", "-w", "20s", "x"])).exits_with(0);
+    running.wait().exits_with(3).says("asked to stop by");
+}
+
+#[test]
 fn a_command_that_was_told_to_end_does_not_keep_the_lock() {
     let env = TestEnv::new();
     let running = env.start_script(&["--min-hold", "1h"], "x", "READY; exec sleep 30");

@@ -102,6 +102,22 @@ impl Drop for Session {
 const COUNT_INT: &str =
     r#"trap "echo got it" INT; echo ready; while [ ! -e end ]; do sleep 0.02; done; exit 3"#;
 
+/// The key reaches the command alone, which dies of it.
+#[test]
+fn ctrl_c_ends_a_scheduler_whose_command_dies_of_it() {
+    let env = TestEnv::new();
+    for job in ["a", "b", "c"] {
+        let script = format!(
+            r#"exec "$TENURE" run --store {} --once-per 1d --forever {job} -- sh -c 'echo ready; exec sleep 60'"#,
+            env.url()
+        );
+        let mut session = Session::script(&env, &script);
+        session.expect("ready");
+        session.keys(CTRL_C);
+        session.exits_with(130);
+    }
+}
+
 #[test]
 fn ctrl_c_reaches_the_command_exactly_once() {
     let env = TestEnv::new();

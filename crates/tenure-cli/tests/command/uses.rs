@@ -452,6 +452,40 @@ fn a_signal_ends_the_wait_for_a_result_that_nobody_takes() {
 }
 
 #[test]
+fn a_signal_ends_a_scheduler_while_it_waits_for_the_store() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    let url = server.url();
+    let options = ["--store", &url, "--ttl", "10m", "--once-per", LONG, "--forever"];
+    let running = env.start_script(&options, "digest", "READY; while [ ! -e end ]; do sleep 0.02; done");
+    env.pid("up");
+    server.kill();
+    env.end();
+    running.eventually("the command has ended", || {
+        let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
+        fs::read_to_string(children).unwrap().trim().is_empty()
+    });
+    running.signal(Signal::TERM);
+    running.wait_for(SOON).exits_with(0).says("a signal to end came before the store's answer");
+}
+
+#[test]
+fn a_signal_ends_a_scheduler_whose_run_is_asked_to_stop() {
+    let env = TestEnv::new();
+    let script = "trap 'touch told' TERM; READY; while [ ! -e end ]; do sleep 0.02; done; exit 3";
+    let url = env.url();
+    let running = env.start_script(&["--store", &url, "--once-per", LONG, "--forever"], "digest", script);
+    env.pid("up");
+    running.signal(Signal::TERM);
+    running.eventually("the command is told", || env.path("told").exists());
+    let stop = env.start(env.tenure(["stop", "--store", &url, "--job", "-w", "20s", "digest"]));
+    fs::remove_file(env.path("told")).expect("a file");
+    running.eventually("the request has arrived", || env.path("told").exists());
+    env.end();
+    running.wait_for(SOON).exits_with(3).says_among_others("asked to stop by");
+    stop.wait().exits_with(0);
+}
+
+#[test]
 fn a_signal_while_the_beginning_is_recorded_leaves_the_window_open() {
     let (env, server) = (TestEnv::new(), Server::start());
     let proxy = Proxy::start(server.address());
@@ -507,4 +541,12 @@ fn status_tells_when_the_lock_of_a_dead_runner_ends() {
         "{told}"
     );
     assert!(run["error"].as_str().expect("a reason").contains("signal: 15"), "{told}");
+}
+
+#[test]
+fn a_leader_needs_time_to_end() {
+    let env = TestEnv::new();
+    let said = env.run(env.tenure(["elect", "--grace", "0", "scheduler", "--", "touch", "ran"]));
+    said.exits_with(64).says("--grace must be longer than 0s");
+    assert!(!env.path("ran").exists());
 }
