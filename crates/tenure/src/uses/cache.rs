@@ -251,9 +251,11 @@ impl Cache {
         let asked = self.record.engine().now();
         let is_alone = match self.seen().await {
             Ok(Sight::Fresh(value)) => return Ok(Ok(value)),
-            Ok(Sight::Stale(value)) if !self.may_refresh() => return Ok(Ok(value)),
+            Ok(Sight::Stale(value, _)) if !self.may_refresh() => return Ok(Ok(value)),
             // Boxed, because few reads get here, and otherwise the future of each would be as large.
-            Ok(Sight::Stale(value)) => return Box::pin(self.refreshed(value, fill)).await,
+            Ok(Sight::Stale(value, token)) => {
+                return Box::pin(self.refreshed((value, token), fill)).await;
+            }
             Ok(Sight::Uncached) => true,
             Ok(Sight::Missing) => false,
             Err(error) => self.terms.computes_after(error)?,
@@ -298,13 +300,13 @@ impl Cache {
         if let Ok(Sight::Fresh(Some(value))) = seen {
             return Ok(Ok(value));
         }
-        if let Ok(Sight::Stale(Some(value))) = seen
+        if let Ok(Sight::Stale(Some(value), token)) = seen
             && runtime::has_tokio()
         {
             if self.may_refresh() {
                 let cache = self.clone();
                 let fill = async move || compute().await.map(|value| Entry::value(value, ttl));
-                runtime::spawn_on_tokio(async move { cache.refresh_unwaited(fill).await });
+                runtime::spawn_on_tokio(async move { cache.refresh_unwaited(token, fill).await });
             }
             return Ok(Ok(value));
         }
@@ -330,13 +332,14 @@ impl Cache {
     pub async fn get<T: CacheValue>(&self) -> Result<Option<T>> {
         self.check()?;
         Ok(match self.seen().await? {
-            Sight::Fresh(value) | Sight::Stale(value) => value,
+            Sight::Fresh(value) | Sight::Stale(value, _) => value,
             Sight::Uncached | Sight::Missing => None,
         })
     }
 
     /// Computes and stores the value even if one is stored. A computation that began before this call does
-    /// not count, because it may have read outdated data.
+    /// not count, because it may have read outdated data. It is waited for, and its value discarded if that
+    /// takes longer than [`wait`](Self::wait).
     ///
     /// # Cancel safety
     /// As [`get_or_compute`](Self::get_or_compute).

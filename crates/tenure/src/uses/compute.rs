@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::{Cache, LONGEST};
-use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us};
+use super::entry::{Content, Entry, Head, Sight, UNCACHED, look, soft_us, token_of};
 use super::fill::{Lead, Led};
 use super::value::CacheValue;
 use super::{meter, micros, put};
@@ -33,7 +33,7 @@ impl Cache {
         self.record.count(match sight {
             Sight::Fresh(Some(_)) => UseResult::ReadFresh,
             Sight::Fresh(None) => UseResult::ReadAbsent,
-            Sight::Stale(_) => UseResult::ReadStale,
+            Sight::Stale(..) => UseResult::ReadStale,
             Sight::Uncached | Sight::Missing => UseResult::ReadMissing,
         });
         Ok(sight)
@@ -43,10 +43,11 @@ impl Cache {
         look(record, now_us, self.early, || self.random())
     }
 
-    /// Reads the record without early recomputation.
-    async fn there<T: CacheValue>(&self) -> Result<Option<Option<T>>> {
+    /// Reads the record without early recomputation. One of the computation `but` does not count.
+    async fn there<T: CacheValue>(&self, but: Option<u64>) -> Result<Option<Option<T>>> {
         let seen = self.record.read().await?;
-        Ok(match look(seen.record.as_ref(), seen.now_us, 0.0, || 1.0) {
+        let record = seen.record.as_ref().filter(|record| but.is_none() || token_of(record) != but);
+        Ok(match look(record, seen.now_us, 0.0, || 1.0) {
             Sight::Fresh(value) => Some(value),
             _ => None,
         })
@@ -63,13 +64,13 @@ impl Cache {
         lock.shared.flights.may_try(&lock.full, engine.now())
     }
 
-    /// Recomputes an existing value unless another caller does, and returns the newest known.
+    /// Recomputes the existing value of a computation unless another caller does, and returns the newest known.
     pub(super) async fn refreshed<T: CacheValue, E>(
         &self,
-        value: Option<T>,
+        (value, token): (Option<T>, u64),
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
-        Ok(Ok(match self.refresher().await {
+        Ok(Ok(match self.refresher(token).await {
             None => value,
             Some(Led::Found(newer)) => newer,
             Some(Led::Lead(lead)) => self.compute(lead, fill).await?.unwrap_or(value),
@@ -79,9 +80,10 @@ impl Cache {
     /// Recomputes an existing value unless another caller does. An error is reported as an event.
     pub(super) async fn refresh_unwaited<T: CacheValue, E>(
         &self,
+        token: u64,
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) {
-        if let Some(Led::Lead(lead)) = self.refresher::<T>().await
+        if let Some(Led::Lead(lead)) = self.refresher::<T>(token).await
             && let Err(error) = self.compute(lead, fill).await
         {
             event!(
@@ -96,14 +98,14 @@ impl Cache {
         }
     }
 
-    /// Makes this caller the one that recomputes an existing value, unless there is one already.
-    async fn refresher<T: CacheValue>(&self) -> Option<Led<'_, Option<T>>> {
+    /// Makes this caller the one that recomputes the value of a computation, unless there is one already.
+    async fn refresher<T: CacheValue>(&self, token: u64) -> Option<Led<'_, Option<T>>> {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.shared.flights;
         let flight = flights.join(&lock.full);
         let turn = flight.try_turn()?;
         match lock.acquire(Wait::Once).await {
-            Ok(Some(guard)) => Some(match self.there().await.unwrap_or_default() {
+            Ok(Some(guard)) => Some(match self.there(Some(token)).await.unwrap_or_default() {
                 Some(newer) => Led::Found(newer),
                 None => Led::Lead(Lead { flight, guard: Some(guard), _turn: turn }),
             }),
@@ -127,11 +129,27 @@ impl Cache {
         let suits =
             |result: &FlightResult| result.suits(asked, insists) && value_of::<T>(&result.value).is_some();
         let found = |result: Arc<FlightResult>| ready(value_of::<T>(&result.value));
-        let look = || async move { if insists { Ok(None) } else { self.there().await } };
+        let look = || async move { if insists { Ok(None) } else { self.there(None).await } };
         match self.terms.lead(&self.record.lock, asked, is_alone, suits, found, look).await? {
             Led::Found(value) => Ok(Ok(value)),
-            Led::Lead(lead) => self.compute(lead, fill).await,
+            Led::Lead(mut lead) => {
+                if insists && lead.guard.is_none() {
+                    lead.guard = self.take_over().await;
+                }
+                self.compute(lead, fill).await
+            }
         }
+    }
+
+    /// Ends an older computation, whose value the store then refuses, and takes its place. In an outage, both
+    /// go on.
+    async fn take_over(&self) -> Option<Guard> {
+        let (lock, engine) = (&self.record.lock, self.record.engine());
+        if !lock.shared.flights.may_ask(engine, &lock.full) {
+            return None;
+        }
+        self.record.void().await.ok()?;
+        lock.acquire(Wait::Once).await.ok().flatten()
     }
 
     /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.

@@ -129,7 +129,8 @@ pub(crate) enum Sight<T> {
     /// Use it as it is.
     Fresh(Option<T>),
     /// Use it, while one caller recomputes.
-    Stale(Option<T>),
+    /// With the token of its computation.
+    Stale(Option<T>, u64),
     /// Known not to be stored.
     Uncached,
     Missing,
@@ -162,7 +163,12 @@ pub(crate) fn look<T: CacheValue>(
     let left = head.soft_us.saturating_sub(age);
     let is_early =
         || left <= head.soft_us / 5 && -(head.delta_us as f64) * early * random().ln() >= left as f64;
-    if left == 0 || is_early() { Sight::Stale(value) } else { Sight::Fresh(value) }
+    if left == 0 || is_early() { Sight::Stale(value, head.token) } else { Sight::Fresh(value) }
+}
+
+/// The token of the computation that wrote a record.
+pub(crate) fn token_of(record: &Record) -> Option<u64> {
+    Some(Head::decode(&record.value)?.0.token)
 }
 
 /// How long a value is fresh. `jitter`, from 0 to 1, is the maximum share of the ttl subtracted at random, so
@@ -189,8 +195,8 @@ mod tests {
         let record = record(Content::Value, "text", b"a\nb");
         let value = || Some("a\nb".to_owned());
         assert_eq!(seen(&record, 10_999), Sight::Fresh(value()));
-        assert_eq!(seen(&record, 11_000), Sight::Stale(value()));
-        assert_eq!(seen(&record, 11_499), Sight::Stale(value()));
+        assert_eq!(seen(&record, 11_000), Sight::Stale(value(), 9));
+        assert_eq!(seen(&record, 11_499), Sight::Stale(value(), 9));
         assert_eq!(seen(&record, 11_500), Sight::Missing);
         // A server whose clock was set back.
         assert_eq!(seen(&record, 0), Sight::Fresh(value()));
@@ -212,7 +218,7 @@ mod tests {
     fn a_value_that_took_long_is_computed_early_and_only_in_the_last_fifth() {
         let record = record(Content::Value, "text", b"a");
         let at = |now_us, random| look::<String>(Some(&record), now_us, 1.0, || random);
-        let is_stale = |sight| matches!(sight, Sight::Stale(_));
+        let is_stale = |sight| matches!(sight, Sight::Stale(..));
         // 50 µs × 1 × ln(1/0.02) is 195 µs.
         assert!(is_stale(at(10_810, 0.02)) && !is_stale(at(10_810, 0.03)));
         assert!(!is_stale(at(10_799, f64::MIN_POSITIVE)));
