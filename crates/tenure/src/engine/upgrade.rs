@@ -17,7 +17,7 @@ use super::{Engine, backoff};
 use crate::error::{Error, Result};
 use crate::moment::Moment;
 use crate::protocol::{Answer, Notification, QueueSpec, lease};
-use crate::store::{Purpose, Topic};
+use crate::store::{Failure, Purpose, Topic};
 
 /// How much of the requested weight a hold has.
 enum WeightShare {
@@ -30,15 +30,17 @@ enum WeightShare {
 pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Option<Moment>) -> Result<bool> {
     let mut lost = Lost::new(engine, lease);
     let mut subscription = Subscription::Idle;
-    let mut attempt = 0;
+    // `may_grow`: the store may have given it the writer's weight.
+    let (mut attempt, mut may_grow) = (0, false);
     loop {
         let asked_at = engine.now();
-        let asked = take(engine, lease, QueueSpec::WRITER.weight).await;
+        let asked = take(engine, lease, QueueSpec::WRITER.weight, may_grow).await;
+        may_grow |= asked.is_ok() || asked.as_ref().is_err_and(Error::is_unknown);
         let is_out = limit.is_some_and(|limit| engine.now() >= limit);
         let pause = match asked {
             Ok(WeightShare::Whole) => return Ok(true),
             Ok(WeightShare::Waits(_)) if is_out => {
-                take(engine, lease, QueueSpec::UPGRADEABLE.weight).await?;
+                take(engine, lease, QueueSpec::UPGRADEABLE.weight, may_grow).await?;
                 return Ok(false);
             }
             Ok(WeightShare::Waits(left)) => {
@@ -88,8 +90,8 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
     }
 }
 
-/// Requests this weight.
-async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32) -> Result<WeightShare> {
+/// Requests this weight. If the hold `may_grow`, its weight is unknown until a request is answered.
+async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32, may_grow: bool) -> Result<WeightShare> {
     let ended = || lease.outcome(engine).and_then(HoldEnd::into_error);
     if let Some(lost) = ended() {
         return Err(lost);
@@ -99,7 +101,13 @@ async fn take(engine: &Arc<Engine>, lease: &Lease, weight: u32) -> Result<Weight
     let within = lease.options.op_timeout.min(lease.remaining(engine)).max(Duration::from_millis(1));
     let verb = lease.renewal(ttl, None, Some(weight));
     let answer = engine.call(&Call::of(lease, verb), sent, within).await;
-    let answer = answer.map_err(|failure| Error::failed(Some(&lease.name), engine.store.url(), failure))?;
+    let answer = answer.map_err(|failure| {
+        let failure = match failure {
+            Failure::NotSent(cause) if may_grow => Failure::Unknown(cause),
+            failure => failure,
+        };
+        Error::failed(Some(&lease.name), engine.store.url(), failure)
+    })?;
     if let Some(loss) = lease.refusal(&answer) {
         lease.lose(engine, &loss);
     } else if let Answer::Held { .. } = answer {

@@ -18,8 +18,17 @@ pub struct Observer {
     watch: Watch,
     /// The last change reported or about to be.
     last: Option<LogEntry>,
-    has_read: bool,
+    /// Before `last`: whether the first look found a log without changes.
+    sight: FirstSight,
     changes: VecDeque<Change>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FirstSight {
+    None,
+    Empty,
+    /// Some change, which may be older than the log reaches back.
+    Some,
 }
 
 /// A change of leadership.
@@ -45,7 +54,13 @@ const LOOK: Duration = Duration::from_secs(1);
 
 impl Observer {
     pub(super) fn new(record: RecordHandle) -> Self {
-        Self { record, watch: Watch::default(), last: None, has_read: false, changes: VecDeque::new() }
+        Self {
+            record,
+            watch: Watch::default(),
+            last: None,
+            sight: FirstSight::None,
+            changes: VecDeque::new(),
+        }
     }
 
     /// Waits for the next change. The first one reports the leader at that time, if any.
@@ -78,13 +93,13 @@ impl Observer {
                 match self.watch.open(lock, lock.options.op_timeout).await {
                     Ok(()) => {}
                     // Polling replaces messages that this user may not subscribe to.
-                    Err(Failure::Refused(_)) if self.has_read => {
+                    Err(Failure::Refused(_)) if self.has_read() => {
                         self.watch.wait(lock, engine.now() + LOOK).await;
                     }
                     Err(Failure::Refused(_)) => {}
                     Err(failure) => return Err(engine.silent(&lock.name, failure)),
                 }
-            } else if self.has_read {
+            } else if self.has_read() {
                 self.watch.wait(lock, engine.now() + LOOK).await;
                 if !self.watch.is_open() {
                     continue;
@@ -121,26 +136,17 @@ impl Observer {
         Ok(self.changes.pop_front())
     }
 
+    fn has_read(&self) -> bool {
+        self.sight != FirstSight::None
+    }
+
     /// Reads the log and queues what is new.
     async fn look(&mut self) -> Result<()> {
         let seen = self.record.read().await?;
         let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
-        let is_first = !std::mem::replace(&mut self.has_read, true);
         let mut news = log.entries.as_slice();
         match &self.last {
-            // Report only the current leader, not the history.
-            None if is_first => {
-                news = &news[news.len().saturating_sub(1)..];
-                if matches!(news, [LogEntry { word: Word::Resigned, .. }]) {
-                    self.last = news.first().cloned();
-                    return Ok(());
-                }
-                if let [only] = news {
-                    self.last = Some(only.clone());
-                    self.changes.push_back(Change::Elected(only.leader.clone()));
-                }
-                return Ok(());
-            }
+            None if !self.has_read() => return self.first_look(news.last()).await,
             None => {}
             Some(last) => match news.iter().position(|entry| entry.number == last.number) {
                 Some(at) if news[at] == *last => news = &news[at + 1..],
@@ -148,7 +154,7 @@ impl Observer {
                 None if news.first().is_some_and(|first| first.number > last.number) => {}
                 _ => {
                     self.changes.push_back(Change::Rewritten);
-                    self.last = None;
+                    (self.last, self.sight) = (None, FirstSight::Some);
                     news = &news[news.len().saturating_sub(1)..];
                 }
             },
@@ -157,7 +163,8 @@ impl Observer {
             news = &news[news.len().saturating_sub(1)..];
         }
         for entry in news {
-            let expected = self.last.as_ref().map(|last| last.number + 1);
+            let of_empty = (self.sight == FirstSight::Empty).then_some(1);
+            let expected = self.last.as_ref().map(|last| last.number + 1).or(of_empty);
             if let Some(expected) = expected.filter(|expected| entry.number > *expected)
                 && !planted(Bug::TermSkipped)
             {
@@ -171,6 +178,22 @@ impl Observer {
             });
             self.last = Some(entry.clone());
         }
+        Ok(())
+    }
+
+    /// Reports the current leader, and not the history. A leader that died is still the last in the log.
+    async fn first_look(&mut self, last: Option<&LogEntry>) -> Result<()> {
+        let Some(last) = last else {
+            self.sight = FirstSight::Empty;
+            return Ok(());
+        };
+        if last.word != Word::Resigned {
+            let holders = self.record.holders().await?;
+            if holders.iter().any(|(owner, _)| *owner == last.leader.owner) {
+                self.changes.push_back(Change::Elected(last.leader.clone()));
+            }
+        }
+        (self.last, self.sight) = (Some(last.clone()), FirstSight::Some);
         Ok(())
     }
 }
