@@ -7,7 +7,7 @@ use std::fmt;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use futures_util::future::{BoxFuture, select};
 use tokio::runtime::Handle;
@@ -44,12 +44,7 @@ struct CallersInner {
 }
 
 impl Callers {
-    /// The caller's runtime; `None` outside tokio.
-    pub fn current() -> Option<Self> {
-        Self::at(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
-    }
-
-    /// The same, with a wall clock that now shows this time since 1970.
+    /// The caller's runtime, with a wall clock that now shows this time since 1970; `None` outside tokio.
     pub fn at(unix: Duration) -> Option<Self> {
         let handle = Handle::try_current().ok()?;
         Some(Self(Arc::new(CallersInner {

@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::time::{Duration, UNIX_EPOCH};
 
 use tenure::testing::store;
-use tenure::{Change, Guard, Period, Result};
+use tenure::{Change, Guard, Leader, Period, Result};
 use tokio::time::Instant;
 
 const S: Duration = Duration::from_secs(1);
@@ -281,5 +281,87 @@ async fn a_task_is_not_overtaken_while_its_first_request_is_under_way() -> Resul
     let (all, ()) = futures_util::future::join(all, release).await;
     all?;
     assert_eq!(*served.lock().expect("no panic"), [0, 100, 550]);
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_begins_at_the_same_time_whenever_a_test_runs() -> Result<()> {
+    let (locks, _control) = store();
+    let turn = locks.once_per("digest", 3_600 * S)?.try_begin().await?.expect("a free window");
+    let begins = turn.window().start.duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    assert_eq!(begins, Duration::from_secs(946_684_800));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_value_that_takes_long_is_computed_again_before_it_expires() -> Result<()> {
+    let (locks, _control) = store();
+    let cache = locks.cache("rates")?.jitter(0.0).early(1_000.0);
+    let compute = async |value: &str| {
+        tokio::time::sleep(10 * S).await;
+        Ok::<_, Infallible>(value.to_owned())
+    };
+    assert_eq!(cache.get_or_compute(100 * S, async || compute("first").await).await?, Ok("first".to_owned()));
+    tokio::time::sleep(70 * S).await;
+    assert_eq!(cache.get_or_compute(100 * S, async || compute("-").await).await?, Ok("first".to_owned()));
+    tokio::time::sleep(Duration::from_millis(29_900)).await;
+    assert_eq!(cache.get_or_compute(100 * S, async || compute("next").await).await?, Ok("next".to_owned()));
+    assert_eq!(cache.get().await?, Some("next".to_owned()));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refresh_discards_an_older_computation_that_takes_longer_than_the_wait() -> Result<()> {
+    for is_elsewhere in [true, false] {
+        let (locks, control) = store();
+        let cache = locks.cache("rates")?;
+        let other = if is_elsewhere { control.elsewhere().cache("rates")? } else { cache.clone() };
+        let old = tokio::spawn(async move {
+            let compute = async || {
+                tokio::time::sleep(60 * S).await;
+                Ok::<_, Infallible>("old".to_owned())
+            };
+            other.get_or_compute(3_600 * S, compute).await
+        });
+        tokio::time::sleep(S).await;
+        let refreshed = cache.refresh(3_600 * S, async || Ok::<_, Infallible>("new".to_owned()));
+        assert_eq!(refreshed.await?, Ok("new".to_owned()));
+        assert_eq!(old.await.expect("no panic")?, Ok("old".to_owned()));
+        assert_eq!(cache.get().await?, Some("new".to_owned()), "elsewhere: {is_elsewhere}");
+    }
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_observer_begins_with_the_leader_that_lives_and_counts_what_it_missed() -> Result<()> {
+    let (locks, control) = store();
+    let election = locks.election("scheduler", "host-1")?;
+    let mut from_the_start = election.observe();
+    assert_eq!(from_the_start.try_next().await?, None);
+    let mut term = election.campaign().await?;
+    for load in 0..300 {
+        term.update(&format!("load {load}")).await?;
+    }
+    // One election and 300 updates, of which 256 changes are kept.
+    assert_eq!(from_the_start.try_next().await?, Some(Change::Missed(45)));
+    let leads =
+        |change| matches!(change, Some(Change::Elected(Leader { payload, .. })) if payload == "load 299");
+    assert!(leads(election.observe().try_next().await?));
+    assert!(control.lose("scheduler"));
+    assert_eq!(election.observe().try_next().await?, None, "the last leader is dead");
+    Ok(())
+}
+
+/// The store has given it the writer's weight, which keeps other readers out.
+#[tokio::test(start_paused = true)]
+async fn an_upgrade_that_an_outage_ends_is_unknown() -> Result<()> {
+    let (locks, control) = store();
+    let _other = control.elsewhere().rwlock("table")?.read().await?;
+    let reader = locks.rwlock("table")?.upgradeable_read().await?;
+    let upgrading = tokio::spawn(async move { reader.try_upgrade_for(5 * S).await });
+    tokio::time::sleep(S).await;
+    let _outage = control.outage();
+    let failed = upgrading.await.expect("no panic").expect_err("an outage");
+    assert!(failed.error.is_unknown() && failed.guard.is_held(), "{}", failed.error);
     Ok(())
 }

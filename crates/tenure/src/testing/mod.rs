@@ -46,7 +46,8 @@ pub use request::Request;
 
 /// Creates a store and the control of it.
 ///
-/// The store is in memory and supports every kind of lock and every use. Its `Locks` has no thread: its tasks
+/// The store is in memory and supports every kind of lock and every use. Its wall clock begins at the year 2000,
+/// in UTC, so that windows do not depend on when the test runs; see [`store_at`]. Its `Locks` has no thread: its tasks
 /// run on the caller's tokio runtime. Such a task also releases a dropped guard, so let it run
 /// (`tokio::task::yield_now`), or use [`Guard::release`].
 ///
@@ -63,8 +64,11 @@ pub use request::Request;
 /// # Ok(()) }
 /// ```
 pub fn store() -> (Locks, Control) {
-    store_on(Callers::current())
+    store_at(UNIX_EPOCH + YEAR_2000)
 }
+
+/// The beginning of the year 2000, since 1970.
+const YEAR_2000: Duration = Duration::from_secs(946_684_800);
 
 /// As [`store`], with a wall clock that begins at `time` and advances with the clock of the test. It decides
 /// which window of a [`Period`](crate::Period) is current.
@@ -89,13 +93,8 @@ pub fn store() -> (Locks, Control) {
 /// # Ok(()) }
 /// ```
 pub fn store_at(time: SystemTime) -> (Locks, Control) {
-    store_on(Callers::at(
-        time.duration_since(UNIX_EPOCH).expect("`tenure::testing::store_at` begins in 1970"),
-    ))
-}
-
-fn store_on(runtime: Option<Callers>) -> (Locks, Control) {
-    let runtime = runtime.expect("`tenure::testing::store` needs a tokio runtime around it");
+    let since = time.duration_since(UNIX_EPOCH).expect("`tenure::testing::store_at` begins in 1970");
+    let runtime = Callers::at(since).expect("`tenure::testing::store` needs a tokio runtime around it");
     let memory = Memory::new(Arc::new(runtime.clone()), "testing:");
     let faulty = Arc::new(Faulty::new(memory.clone(), runtime.clone()));
     let elsewhere = Locks::on(Arc::new(memory), Arc::new(runtime.clone()), None);
