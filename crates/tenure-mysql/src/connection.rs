@@ -33,6 +33,10 @@ const SETTINGS: &str =
     "SET NAMES utf8mb4, autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
     sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0,
     wait_timeout = 28800";
+/// Around a transaction, whose rows the server would otherwise keep for a client that is stopped in the middle of
+/// it. MariaDB has a setting for that.
+const WAITS_BRIEFLY: &str = "SET wait_timeout = 5";
+const WAITS: &str = "SET wait_timeout = 28800";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
 const READ_ONLY: &str = "it takes no writes: read_only is on, as on a replica; name the primary in the URL, or all \
                          servers, as in mysql://USER@h1,h2/DATABASE";
@@ -106,7 +110,7 @@ impl MysqlConnector {
         let mut wire = wire.map_err(WireError::login)?;
         self.stage.set(format!("{address} has not answered about itself"));
         let label = format!("tenure-{:016x}", self.runtime.random());
-        let (longest, rolls_back) = self.prepare(&mut wire, &label, before).await?;
+        let (longest, rolls_back, is_mariadb) = self.prepare(&mut wire, &label, before).await?;
         let (jobs, asked) = mpsc::unbounded_channel();
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         self.runtime.spawn(
@@ -116,8 +120,9 @@ impl MysqlConnector {
             }
             .boxed(),
         );
-        let session =
-            Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, rows: Locked::default() });
+        let around = if is_mariadb { [None; 2] } else { [Some(WAITS_BRIEFLY), Some(WAITS)] };
+        let rows = Locked::default();
+        let session = Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, around, rows });
         let (_, messages) = mpsc::unbounded_channel();
         Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
     }
@@ -141,13 +146,14 @@ impl MysqlConnector {
     }
 
     /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns
-    /// the maximum length of a statement, and whether a timeout rolls back the whole transaction.
+    /// the maximum length of a statement, whether a timeout rolls back the whole transaction, and whether it is
+    /// MariaDB.
     async fn prepare(
         &self,
         wire: &mut MysqlWire,
         label: &str,
         before: Option<&str>,
-    ) -> Result<(usize, bool), Failure> {
+    ) -> Result<(usize, bool, bool), Failure> {
         let ask = format!(
             "SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
                 @@max_allowed_packet, @@innodb_rollback_on_timeout, (SELECT COUNT(*) FROM information_schema.tables
@@ -180,12 +186,12 @@ impl MysqlConnector {
         }
         wire.run(ISOLATION).await.map_err(WireError::login)?;
         // Where the server can, it reports a locked row at once. MySQL waits for at least a second.
-        let (wait, limit) = match is_mariadb(&version) {
-            true => (0, "max_statement_time"),
-            false => (1, "max_execution_time"),
+        let is_mariadb = is_mariadb(&version);
+        let (wait, limits) = match is_mariadb {
+            true => (0, "max_statement_time = 0, idle_transaction_timeout = 5"),
+            false => (1, "max_execution_time = 0"),
         };
-        let sql =
-            format!("SET SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2, {limit} = 0");
+        let sql = format!("SET SESSION innodb_lock_wait_timeout = {wait}, lock_wait_timeout = 2, {limits}");
         wire.run(&sql).await.map_err(WireError::login)?;
         if let Some(before) = before {
             self.end(wire, before).await?;
@@ -196,7 +202,7 @@ impl MysqlConnector {
             }
         }
         let longest = row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(LONGEST).min(LONGEST);
-        Ok((longest, row.number(6) != Some(0)))
+        Ok((longest, row.number(6) != Some(0), is_mariadb))
     }
 
     /// Terminates the connection that holds a named lock, and waits until it is gone. A restarted server has

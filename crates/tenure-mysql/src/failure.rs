@@ -1,5 +1,5 @@
 //! Maps server errors to failures: retryable or refused. An error rolls back the whole statement, so it had
-//! no effect.
+//! no effect, but for those of a commit and of a proxy that has lost the server.
 
 use std::io;
 use std::sync::Arc;
@@ -26,9 +26,16 @@ const DEADLOCK: u16 = 1213;
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// A shutdown, a killed connection, a node without its cluster, a dropped table.
 const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
-/// A full disk or table, an interrupted or too slow statement, network errors, and an error during COMMIT (1180):
-/// InnoDB has not committed, but if a Galera node has lost its cluster, other nodes may have applied the change.
-const PASSES: [u16; 12] = [1021, NOT_OWNER, 1114, 1158, 1159, 1160, 1161, 1180, LOCKS_FULL, 1317, 1969, 3024];
+/// A full disk or table, an error of the storage engine, no memory, too many transactions, an interrupted or too
+/// slow statement, network errors, and a change that the other members of a group have refused.
+const PASSES: [u16; 16] = [
+    1021, 1030, 1041, NOT_OWNER, 1114, 1158, 1159, 1160, 1161, LOCKS_FULL, 1317, 1637, 1969, 3024, 3100, 3101,
+];
+/// An error during COMMIT: InnoDB has not committed, but if a Galera node has lost its cluster, other nodes may
+/// have applied the change.
+const AT_COMMIT: u16 = 1180;
+/// Errors of clients, which a proxy reports as its own: it has lost the server, perhaps after the statement.
+const OF_PROXY: std::ops::Range<u16> = 2000..3000;
 /// The connection to terminate is another user's.
 const NOT_OWNER: u16 = 1095;
 /// A connection to terminate does not exist any more.
@@ -54,7 +61,7 @@ impl ReportedError {
         READ_ONLY.contains(&self.code)
     }
 
-    fn failure(&self) -> Failure {
+    fn failure(&self, writes: bool) -> Failure {
         let hint = match self.code {
             code if LOGIN.contains(&code) => "; check the user and password in the store's URL",
             NO_DATABASE => "; create it, or correct the store's URL",
@@ -71,10 +78,12 @@ impl ReportedError {
         if CONNECTIONS.contains(&self.code) {
             return Failure::full(text);
         }
-        let passes = [&CONTENDED[..], &READ_ONLY, &ENDS, &PASSES];
-        match passes.concat().contains(&self.code) {
-            true => Failure::NotSent(Failure::cause(text)),
-            false => Failure::Refused(Failure::cause(text)),
+        let passes = [&CONTENDED[..], &READ_ONLY, &ENDS, &PASSES].concat().contains(&self.code);
+        let is_lost = self.code == AT_COMMIT || OF_PROXY.contains(&self.code);
+        match (passes, is_lost) {
+            (_, true) if writes => Failure::Unknown(Failure::cause(text)),
+            (false, false) => Failure::Refused(Failure::cause(text)),
+            _ => Failure::NotSent(Failure::cause(text)),
         }
     }
 }
@@ -83,7 +92,7 @@ impl WireError {
     /// The failure of a statement, which may have changed something if no reply came.
     pub(super) fn failure(self, writes: bool) -> Failure {
         match self {
-            Self::Server(error) => error.failure(),
+            Self::Server(error) => error.failure(writes),
             Self::Refused(failure) | Self::Tls(failure) => failure,
             Self::TooLong(text) => Failure::Refused(Failure::cause(text)),
             Self::Io(error) if writes => Failure::Unknown(Arc::new(error)),
@@ -121,7 +130,9 @@ impl WireError {
     /// Whether the connection is useless after this error: the server closes it, or has changed underneath it.
     pub(super) fn ends_connection(&self) -> bool {
         match self {
-            Self::Server(error) => error.is_read_only() || ENDS.contains(&error.code),
+            Self::Server(error) => {
+                error.is_read_only() || ENDS.contains(&error.code) || OF_PROXY.contains(&error.code)
+            }
             Self::Io(_) => true,
             Self::Refused(_) | Self::Tls(_) | Self::TooLong(_) => false,
         }
@@ -131,5 +142,5 @@ impl WireError {
 /// The failure for an error that the server reported to another driver.
 #[cfg(feature = "sqlx")]
 pub(super) fn reported(code: u16, message: &str) -> Failure {
-    ReportedError { code, message: message.to_owned() }.failure()
+    ReportedError { code, message: message.to_owned() }.failure(true)
 }

@@ -37,6 +37,8 @@ pub(super) struct MysqlSession {
     pub(super) longest: usize,
     /// Whether a row that another transaction has ends the transaction that meets it.
     pub(super) rolls_back: bool,
+    /// Statements before and after a transaction.
+    pub(super) around: [Option<&'static str>; 2],
     /// Rows that exist, and whether another transaction had locked them at the last write. Those are probed
     /// first, because a server that waits for a row delays all statements behind this one.
     pub(super) rows: Locked<BTreeMap<String, bool>>,
@@ -98,16 +100,18 @@ impl MysqlSession {
         let (names, mut all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
         let is_many = all.len() > 1;
         if is_many {
-            all.insert(0, "BEGIN".to_owned());
-            all.push("COMMIT".to_owned());
+            let [before, after] = self.around;
+            let text = |sql: &str| sql.to_owned();
+            all.splice(0..0, before.into_iter().chain(["BEGIN"]).map(text));
+            all.extend(["COMMIT"].into_iter().chain(after).map(text));
         }
         let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
         if is_many {
-            replies.remove(0).map_err(|error| failed(error, true))?;
-            replies
-                .pop()
-                .unwrap_or_else(|| Ok(StatementReply::default()))
-                .map_err(|error| failed(error, true))?;
+            let count = self.around.iter().flatten().count() / 2 + 1;
+            let last = replies.split_off(replies.len().saturating_sub(count));
+            for reply in replies.drain(..count.min(replies.len())).chain(last) {
+                reply.map_err(|error| failed(error, true))?;
+            }
         }
         let (mut outcome, mut is_open, mut rows) = (ChangeOutcome::default(), is_many, self.rows.lock());
         if rows.len() >= REMEMBERED {

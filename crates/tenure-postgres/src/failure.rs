@@ -1,5 +1,5 @@
 //! Maps server errors to failures: retryable or refused. An error rolls back the whole statement, so it had
-//! no effect.
+//! no effect, unless a pooler reports that it has lost the server.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -15,10 +15,18 @@ use tenure_core::store::Failure;
 /// The failure of a statement.
 pub(super) fn of(error: Error, which: Which) -> Failure {
     match error.as_db_error() {
+        Some(said) if is_of_connection(said.code().code()) && which.writes() => {
+            Failure::Unknown(Arc::new(error))
+        }
         Some(said) => said_of(said),
         None if which.writes() => Failure::Unknown(Arc::new(error)),
         None => Failure::NotSent(Arc::new(error)),
     }
+}
+
+/// Whether the connection has failed: PgBouncer says so in the place of a server whose reply it did not get.
+fn is_of_connection(code: &str) -> bool {
+    code.starts_with("08")
 }
 
 /// Whether the connection is useless after this error: the server closes it, or has changed underneath it.
@@ -29,6 +37,7 @@ pub(super) fn ends_connection(error: &Error) -> bool {
         // pooler.
         Some(code) => {
             code.starts_with("57P")
+                || is_of_connection(code)
                 || matches!(code, "25006" | "25P04" | "42P01" | "42703" | "0A000" | "26000" | "42P05")
         }
     }

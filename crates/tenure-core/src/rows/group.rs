@@ -46,7 +46,6 @@ struct GroupedLock {
     notes: Notes,
     /// The owners of waiting tickets that were removed because their session has ended.
     passed: Vec<Owner>,
-    has_notifications: bool,
 }
 
 impl Group {
@@ -58,13 +57,12 @@ impl Group {
         asks: &[&QueuedOp],
         is_checked_in: bool,
         sessions: &KnownSessions,
-        has_notifications: bool,
     ) -> Self {
         let state = if is_checked_in { seen.spared() } else { seen.state.clone() };
         let (record, counter, wake, notes) =
             (seen.record.clone(), seen.counter, Vec::new(), Notes::default());
         let passed = seen.passed.clone();
-        let mut now = GroupedLock { state, record, counter, wake, notes, passed, has_notifications };
+        let mut now = GroupedLock { state, record, counter, wake, notes, passed };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
@@ -89,9 +87,7 @@ impl Group {
                 said.push(Ok(answer));
             }
         }
-        if has_notifications {
-            now.tell_first(key, seen);
-        }
+        now.tell_first(key, seen);
         let own = asks.iter().filter_map(|ask| asker(ask)).map(Owner::client).collect();
         let passed = mem::take(&mut now.passed);
         let states = [&seen.state, &now.state];
@@ -166,11 +162,7 @@ impl GroupedLock {
             answer => answer,
         };
         self.passed = passed.into_inner();
-        let answer = match self.has_notifications {
-            true => place.finish(&mut self.state, seen.now, answer),
-            false => answer,
-        };
-        (answer, wake)
+        (place.finish(&mut self.state, seen.now, answer), wake)
     }
 
     /// Tells a waiter that it has become the first, because it may not have asked for long.

@@ -109,7 +109,7 @@ impl Inbox {
         self.state.lock()
     }
 
-    /// Submits a request and waits for its answer. The worker answers within the timeout.
+    /// Submits a request and waits for its answer. The worker answers within the timeout; a closed inbox at once.
     pub(super) async fn ask<T>(
         self: &Arc<Self>,
         within: Duration,
@@ -119,6 +119,9 @@ impl Inbox {
         let (reply, answer) = oneshot::channel();
         let starts = {
             let mut state = self.state();
+            if state.closed {
+                return Err(closed());
+            }
             let number = state.next;
             state.next += 1;
             state.asked.push_back(QueuedRequest { ask: ask(reply), due, number });
@@ -141,11 +144,20 @@ impl Inbox {
     }
 
     pub(super) fn close(&self) {
-        self.state().closed = true;
+        let asked = {
+            let mut state = self.state();
+            state.closed = true;
+            std::mem::take(&mut state.asked)
+        };
+        asked.into_iter().for_each(|request| request.ask.fail(closed()));
         self.work.notify_one();
     }
 
     pub(super) fn is_closed(&self) -> bool {
         self.state().closed
     }
+}
+
+fn closed() -> Failure {
+    Failure::NotSent(Failure::cause("the store was dropped"))
 }

@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::inbox::{Inbox, PlainStatement, QueuedOp};
 use super::names::{LockKey, client_row};
-use super::server::{Server, ServerConnection};
+use super::server::{Server, ServerConnection, StatementError, StatementSession};
 use super::state::{RowSight, heard};
 use crate::moment::Moment;
 use crate::net::{Supervision, by, jittered};
@@ -35,6 +35,8 @@ const KEPT: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_secs(15);
 /// Timeout of the probe and of the other statements on this connection.
 const ANSWER: Duration = Duration::from_secs(2);
+/// Pause before a mark that the server has refused for the moment is set again.
+const NOTE_AGAIN: Duration = Duration::from_millis(100);
 /// Interval at which the rows are marked again as having listeners. The mark lasts for five minutes, which is
 /// longer.
 const AGAIN: Duration = Duration::from_secs(120);
@@ -294,7 +296,7 @@ impl NotificationHub {
                 }
             }
             if self.rests() {
-                self.forget().await;
+                self.forget(None).await;
                 return;
             }
             runtime.sleep_until(supervision.retry_later()).await;
@@ -302,17 +304,22 @@ impl NotificationHub {
     }
 
     /// Deletes the rows that name a session which is no longer needed: its end would count as that of the
-    /// client, whose next place may be older than its next session.
-    async fn forget(&self) {
+    /// client, whose next place may be older than its next session. The session does so itself, if it lives.
+    async fn forget(&self, session: Option<&dyn StatementSession>) {
         let named = mem::take(&mut self.state().named);
         if named.is_empty() || self.inbox.is_closed() || planted(Bug::RowsSessionKept) {
             return;
         }
         let key = |(name, session): (String, NamedSession)| LockKey { name, whole: Some(session.label) };
-        let plain = PlainStatement::ForgetSessions { keys: named.into_iter().map(key).collect() };
+        let keys: Vec<LockKey> = named.into_iter().map(key).collect();
+        let limit = self.runtime.now() + ANSWER;
+        if let Some(session) = session {
+            by(&*self.runtime, limit, session.forget_sessions(&keys)).await;
+            return;
+        }
+        let plain = PlainStatement::ForgetSessions { keys };
         let forget = self.inbox.ask(ANSWER, |reply| QueuedOp::Plain { plain, at_once: false, reply });
-        // A closed inbox answers no more.
-        by(&*self.runtime, self.runtime.now() + ANSWER, forget).await;
+        by(&*self.runtime, limit, forget).await;
     }
 
     /// Whether the task has nothing left to do and ends.
@@ -361,23 +368,23 @@ impl NotificationHub {
         loop {
             let now = runtime.now();
             let Some(until) = self.is_needed_until(now) else {
-                self.forget().await;
+                self.forget(Some(&*session)).await;
                 return true;
             };
             if self.inbox.first.is_starved() {
-                self.forget().await;
+                self.forget(Some(&*session)).await;
                 return false;
             }
             let is_again = now >= again_at;
             let keys = self.to_await(session.label(), is_again);
+            if is_again {
+                again_at = now + again;
+            }
             if !keys.is_empty() {
-                if is_again {
-                    again_at = now + again;
-                }
                 if planted(Bug::RowsHeardTooSoon) {
                     self.awaited(&keys);
                 }
-                match by(runtime, now + ANSWER, session.note_listeners(&keys)).await {
+                match self.note(&*session, &keys).await {
                     Some(Ok(())) => self.awaited(&keys),
                     _ => return false,
                 }
@@ -398,6 +405,25 @@ impl NotificationHub {
                 Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
                 Either::Left((Either::Left((None, _)), _)) | Either::Right(_) => return false,
                 Either::Left((Either::Right(_), _)) => {}
+            }
+        }
+    }
+
+    /// Marks these rows as having listeners. A transaction that the server chose to end a deadlock is repeated.
+    async fn note(
+        &self,
+        session: &dyn StatementSession,
+        keys: &[LockKey],
+    ) -> Option<Result<(), StatementError>> {
+        let limit = self.runtime.now() + ANSWER;
+        loop {
+            match by(&*self.runtime, limit, session.note_listeners(keys)).await {
+                Some(Err(StatementError { failure: Failure::NotSent(_), ends_connection: false }))
+                    if self.runtime.now() < limit =>
+                {
+                    self.runtime.sleep_until(self.runtime.now() + NOTE_AGAIN).await;
+                }
+                noted => return noted,
             }
         }
     }

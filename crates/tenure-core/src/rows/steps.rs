@@ -290,7 +290,6 @@ impl StatementWorker {
     /// Runs the machines on the rows, and prepares the writes of what they change.
     fn read(&mut self, names: Vec<String>, rows: &[Row]) {
         let mut rows: BTreeMap<&str, &Row> = rows.iter().map(|row| (row.name.as_str(), row)).collect();
-        let has_notifications = self.inbox.server.has_notifications();
         for name in names {
             let Some(lock) = self.locks.get_mut(&name) else { continue };
             // All of its requests have timed out meanwhile.
@@ -317,7 +316,7 @@ impl StatementWorker {
                 (lock.tries, lock.met) = (lock.tries.min(CHECK_IN_TRIES - 1), serial);
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
-            let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions, has_notifications);
+            let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions);
             let Group { said, change, is_free } = group;
             if is_free {
                 self.shared.remove(&name);

@@ -115,6 +115,25 @@ fn a_missed_release_is_asked_about(_: Mistake) -> Outcome {
     scenario.run(60)
 }
 
+/// The connection for messages stays open for a moment after the last listener, in which its rows would be marked
+/// again.
+#[test]
+fn a_connection_without_listeners_waits_for_its_end() {
+    let scenario = Scenario::rows(1, Mistake::Nothing);
+    let (locks, at) = (scenario.client(0, SECONDS(60)), scenario.at(0));
+    scenario.spawn(0, async move {
+        for turn in 0..4 {
+            at(turn * 200_000).await;
+            let guard = locks.mutex("x").expect("a name").lock().await?;
+            at(turn * 200_000 + 117_000 + turn * 500).await;
+            guard.release().await?;
+        }
+        at(1_000_000).await;
+        Ok(())
+    });
+    scenario.run(1_200).expect("it waits");
+}
+
 /// The oracle of progress relies on it. Jitter shortens the intervals by up to half.
 #[test]
 fn waiters_on_mysql_poll_as_often_as_the_oracle_expects() {

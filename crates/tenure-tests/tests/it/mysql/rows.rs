@@ -1,8 +1,10 @@
 //! The rows of the table, and the statements that change them.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use sqlx::{Connection, MySqlConnection};
 use tenure::internals::Driver;
 use tenure::internals::protocol::LockSpec;
@@ -10,6 +12,7 @@ use tenure::internals::store::mysql::server;
 use tenure::internals::store::rows::{
     LockKey, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
 };
+use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::MariaDb;
 
 use super::{SERVER, database, locks};
@@ -113,6 +116,44 @@ fn five_hundred_statements_go_through_a_socket() {
         for verb in [SoleVerb::Acquire, SoleVerb::Release, SoleVerb::Acquire] {
             let changed = tokio::time::timeout(Duration::from_secs(60), session.change(verb, &changes)).await;
             assert_eq!(changed.expect("it is not stuck").expect("an answer").tokens.len(), 500, "{verb:?}");
+        }
+    });
+}
+
+/// Its server has got the first statements of a transaction, and waits for the others.
+#[test]
+fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
+    on(async {
+        let server = MariaDb::start();
+        let proxy = Proxy::start(server.address());
+        let url = |address| format!("mysql://root@{address}/app");
+        let (ServerConnection { session: stalled, over: _over, hangup: _hangup, .. }, _driver) =
+            connect(&url(proxy.address())).await;
+        let changes: Vec<SoleChange> = (0..500).map(|at| change_of(&format!("{at:03}"))).collect();
+        for verb in [SoleVerb::Acquire, SoleVerb::Release] {
+            stalled.change(verb, &changes).await.expect("an answer");
+        }
+        let (ServerConnection { session, over: _other, hangup: _hung, .. }, _thread) =
+            connect(&url(server.address())).await;
+        proxy.set(Fault::Hold(Direction::ToClient));
+        let next = async {
+            let open = "SELECT COUNT(*) FROM information_schema.innodb_trx";
+            while server.run(open) == "0" {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            let acquired = async || change(&session, SoleVerb::Acquire, "000").await.expect("an answer");
+            assert_eq!(acquired().await, None, "the row is locked");
+            while acquired().await.is_none() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        let all = pin!(tokio::time::timeout(Duration::from_secs(30), next));
+        match select(stalled.change(SoleVerb::Acquire, &changes), all).await {
+            Either::Right((next, _)) => next.expect("the row is free within 30 s"),
+            Either::Left((changed, all)) => {
+                assert!(changed.is_err(), "its replies are held back");
+                all.await.expect("the row is free within 30 s");
+            }
         }
     });
 }

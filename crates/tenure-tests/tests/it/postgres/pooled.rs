@@ -1,9 +1,16 @@
 //! Locks behind PgBouncer in transaction mode.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
+use tenure::internals::Driver;
+use tenure::internals::protocol::LockSpec;
+use tenure::internals::store::Failure;
+use tenure::internals::store::postgres::server;
+use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
 use tenure::{Locks, Options};
-use tenure_testkit::servers::PgBouncer;
+use tenure_testkit::servers::{PgBouncer, Postgres};
 
 use super::{SERVER, locks, on, said, schema};
 
@@ -47,4 +54,43 @@ fn a_pooler_that_is_not_told_is_refused_with_the_part_of_the_url() {
     let locks = locks.with(|_| Options::new().op_timeout(Duration::from_secs(5))).expect("options");
     let error = tenure::block_on(locks.mutex("x").expect("a name").try_lock()).expect_err("no lock");
     assert!(said(&error).contains("?pgbouncer=1"), "{}", said(&error));
+}
+
+/// The pooler says that the connection has failed, and the server may have committed.
+#[test]
+fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_out() {
+    on(async {
+        let mut postgres = Postgres::start();
+        let pooler = PgBouncer::start(&postgres);
+        let driver = Driver::start().expect("a thread");
+        let server = server(&pooler.url("lost"), Arc::clone(&driver) as _).expect("a URL");
+        let connection = server.connect(None).await.expect("a connection");
+        let (key, owner) = (LockKey { name: "x".into(), whole: None }, format!("me@host:1/{:032x}", 1));
+        let change = SoleChange {
+            key,
+            spec: LockSpec::Mutex,
+            owner: owner.parse().expect("an owner"),
+            hold: 1,
+            ttl_ms: 60_000,
+            before: None,
+            message: String::new(),
+        };
+        postgres.run("ALTER TABLE lost.tenure_lock ADD CHECK (pg_sleep(60) IS NOT NULL) NOT VALID");
+        let changes =
+            [change.clone(), SoleChange { key: LockKey { name: "y".into(), whole: None }, ..change }];
+        let changed = connection.session.change(SoleVerb::Acquire, &changes);
+        let sleeps = async {
+            while postgres.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let changed = match select(changed, Box::pin(sleeps)).await {
+            Either::Left((changed, _)) => panic!("it is carried out: {changed:?}"),
+            Either::Right(((), changed)) => changed,
+        };
+        postgres.kill();
+        let error = changed.await.expect_err("the server is gone");
+        assert!(matches!(error.failure, Failure::Unknown(_)) && error.ends_connection, "{error:?}");
+        driver.stop();
+    });
 }
