@@ -281,7 +281,7 @@ impl Notifications {
     /// connection that is repeatedly useless, such as one to a master that requests have not moved to yet, is
     /// reopened with backoff.
     async fn attend(&self, connection: Connection, was_of_use: &mut bool) -> bool {
-        let Connection { multiplexer, to, mut over, .. } = connection;
+        let Connection { multiplexer, to, life, mut over, .. } = connection;
         let (runtime, idle) = (&*self.connector.runtime, self.connector.probes_after());
         let (mut count, mut alive_until) = (multiplexer.heard(), runtime.now() + idle);
         loop {
@@ -295,11 +295,11 @@ impl Notifications {
                 );
                 return false;
             }
-            if self.connector.is_elsewhere(&to) || self.connector.first.is_starved() {
+            if self.connector.is_elsewhere(&to, &life) || self.connector.first.is_starved() {
                 return false;
             }
             if !todo.is_empty() {
-                match by(runtime, runtime.now() + ANSWER, todo.carry_out(&multiplexer)).await {
+                match carried_out(runtime, &todo, &multiplexer).await {
                     Some(Ok(joined)) if self.joined(&joined) => {
                         *was_of_use = true;
                         continue;
@@ -448,11 +448,28 @@ impl Todo {
             answer.map(|answer| (&**name, answer))
         });
         let joined = try_join_all(joins).await?;
-        for (name, publish) in &self.leave {
+        let leaves = self.leave.iter().map(|(name, publish)| async move {
             let verb = publish.unsubscribe();
-            multiplexer.subscribe(&command(&[verb, name]), verb).await?;
-        }
+            multiplexer.subscribe(&command(&[verb, name]), verb).await
+        });
+        try_join_all(leaves).await?;
         Ok(joined)
+    }
+}
+
+/// `None` if the server is silent. It may take its time for many channels.
+async fn carried_out<'a>(
+    runtime: &dyn tenure_core::runtime::Runtime,
+    todo: &'a Todo,
+    multiplexer: &Multiplexer,
+) -> Option<Result<Vec<(&'a str, Value)>, Failure>> {
+    let mut work = pin!(todo.carry_out(multiplexer));
+    loop {
+        let heard = multiplexer.heard();
+        let done = by(runtime, runtime.now() + ANSWER, work.as_mut()).await;
+        if done.is_some() || multiplexer.heard() == heard {
+            return done;
+        }
     }
 }
 

@@ -165,6 +165,14 @@ pub enum Incarnation {
     },
 }
 
+impl Incarnation {
+    /// Whether they are known to be of two servers, or of two starts of one.
+    #[must_use]
+    pub fn differs(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Since { id, .. }, Self::Since { id: other, .. }) if id != other)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

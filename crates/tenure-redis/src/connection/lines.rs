@@ -28,12 +28,14 @@ use tokio::sync::Notify;
 
 use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
+use crate::connection::scriptless::NO_SCRIPT;
 use crate::connection::supervisor::Supervisor;
 use crate::resp::encode::command;
 use crate::topology::Terms;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
+use tenure_core::net::by;
 use tenure_core::planted::{Bug, planted};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
@@ -43,6 +45,8 @@ use tenure_core::sync::Locked;
 const FREQUENT: u32 = 8;
 /// Maximum silence of the callers' connection while the store's own is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
+/// How long a server that has paused writes may take to answer, which is not waited for.
+const PAUSE: Duration = Duration::from_secs(60);
 /// How often the store's thread checks the callers' connection while it is in use.
 const LOOK: Duration = Duration::from_millis(25);
 
@@ -336,7 +340,10 @@ impl Beside {
 
     fn is_fit(&self) -> bool {
         let Self { callers, ours } = self;
-        callers.is_direct && callers.to == ours.to && ours.plain.get().is_none()
+        callers.is_direct
+            && callers.to == ours.to
+            && !callers.life.differs(&ours.life)
+            && ours.plain.get().is_none()
     }
 }
 
@@ -416,8 +423,13 @@ impl CallersLine {
                 continue;
             }
             let Some(our_line) = ours.open_line() else { continue };
-            let answer = our_line.ask(&command(&["PING"]), asked + PATIENCE).await;
-            if answer.is_ok() && pipeline.is_silent_since(asked - PATIENCE) && !pipeline.is_closed() {
+            // No script has this hash. A server that has paused writes answers PING, but not this.
+            let asks = command(&["EVALSHA", NO_SCRIPT, "0"]);
+            let answer = by(&*runtime, asked + PATIENCE, our_line.ask(&asks, asked + PAUSE)).await;
+            if matches!(answer, Some(Ok(_)))
+                && pipeline.is_silent_since(asked - PATIENCE)
+                && !pipeline.is_closed()
+            {
                 event!(
                     WARN,
                     target: "tenure",

@@ -94,9 +94,9 @@ pub(crate) struct Connector {
     /// Whether this is the connector of callers, beside that of the store.
     is_beside: bool,
     pub(crate) stage: DialStage,
-    /// The address of the last connection for requests.
-    at: Locked<Option<Address>>,
-    /// Notified when that address changes.
+    /// The server of the last connection for requests.
+    at: Locked<Option<(Address, Incarnation)>>,
+    /// Notified when that is another one, also at the same address.
     pub(crate) moved: Notify,
     /// Notified whenever a connection is lost or cannot be opened.
     pub(crate) trouble: Arc<Notify>,
@@ -109,6 +109,11 @@ enum Goal {
     /// The only server of the store; must not be a replica.
     Only(Target),
     Master(SentinelResolver),
+}
+
+/// Whether a connection leads to another server than `at`.
+fn is_other(at: Option<&(Address, Incarnation)>, (to, life): (&Address, &Incarnation)) -> bool {
+    at.is_some_and(|(address, incarnation)| address != to || incarnation.differs(life))
 }
 
 /// An open connection, logged in.
@@ -222,20 +227,20 @@ impl Connector {
         let connection = opened?;
         if requests {
             let mut at = self.at();
-            if at.as_ref().is_some_and(|at| *at != connection.to) {
+            if is_other(at.as_ref(), (&connection.to, &connection.life)) {
                 self.moved.notify_one();
             }
-            *at = Some(connection.to.clone());
+            *at = Some((connection.to.clone(), connection.life.clone()));
         }
         Ok(connection)
     }
 
     /// Whether requests now go to another server; messages are published there.
-    pub(crate) fn is_elsewhere(&self, to: &Address) -> bool {
-        self.at().as_ref().is_some_and(|at| at != to)
+    pub(crate) fn is_elsewhere(&self, to: &Address, life: &Incarnation) -> bool {
+        is_other(self.at().as_ref(), (to, life))
     }
 
-    fn at(&self) -> MutexGuard<'_, Option<Address>> {
+    fn at(&self) -> MutexGuard<'_, Option<(Address, Incarnation)>> {
         self.at.lock()
     }
 

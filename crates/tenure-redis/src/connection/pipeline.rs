@@ -17,7 +17,7 @@ use crate::topology::Address;
 use tenure_core::moment::Moment;
 use tenure_core::net::warn_of_silence;
 use tenure_core::runtime::Runtime;
-use tenure_core::store::Failure;
+use tenure_core::store::{Failure, Incarnation};
 use tenure_core::sync::Locked;
 
 pub(crate) struct Pipeline {
@@ -25,6 +25,7 @@ pub(crate) struct Pipeline {
     /// The server's address.
     pub(crate) to: Address,
     pub(crate) peer: Option<Peer>,
+    pub(crate) life: Incarnation,
     /// Number of replies that arrived during login.
     greeted: u64,
     runtime: Arc<dyn Runtime>,
@@ -51,7 +52,7 @@ impl Pipeline {
         again: bool,
         runtime: Arc<dyn Runtime>,
     ) -> (Arc<Self>, oneshot::Receiver<()>) {
-        let Connection { multiplexer, to, peer, is_direct, over, .. } = connection;
+        let Connection { multiplexer, to, peer, life, is_direct, over, .. } = connection;
         let (shown, silent) = (to.clone(), multiplexer.shared());
         runtime.spawn(silent.watch(Arc::clone(&runtime), move || warn_of_silence(shown)).boxed());
         let pipeline = Arc::new(Self {
@@ -59,6 +60,7 @@ impl Pipeline {
             multiplexer,
             to,
             peer,
+            life,
             runtime,
             tokens: Tokens::default(),
             is_direct,
@@ -68,6 +70,10 @@ impl Pipeline {
             brings_script: AtomicBool::new(again),
         });
         (pipeline, over)
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.runtime.now()
     }
 
     pub(crate) fn clock(&self) -> Option<ServerClock> {

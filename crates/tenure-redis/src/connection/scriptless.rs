@@ -4,7 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use crate::resp::Value;
 use crate::resp::encode::Commands;
+use tenure_core::moment::Moment;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// The replacements for scripts.
 pub(crate) struct Scriptless {
@@ -15,7 +17,12 @@ pub(crate) struct Scriptless {
     /// Whether `SET … IFEQ` may be supported; `false` once it was rejected.
     // Relaxed: never set again; who reads it late has one more command rejected.
     pub(crate) sets: AtomicBool,
+    /// When to ask again whether the server allows scripts.
+    pub(crate) asks_again: Locked<Moment>,
 }
+
+/// The hash of no script.
+pub(crate) const NO_SCRIPT: &str = "0000000000000000000000000000000000000000";
 
 /// Asks which compare-and-delete commands a server has.
 pub(crate) const HAS_DELETE: [&str; 4] = ["COMMAND", "INFO", "DELIFEQ", "DELEX"];

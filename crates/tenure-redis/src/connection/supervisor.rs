@@ -1,9 +1,10 @@
 //! Keeps one connection to a server open.
 
+use std::pin::pin;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
+use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::Notify;
 
 use crate::connection::Connector;
@@ -133,7 +134,14 @@ impl Supervisor {
         let (mut before, mut is_back) = (None, false);
         let mut supervision = Supervision::new(Arc::clone(&runtime), self.signals.clone());
         while !self.state().closed {
-            match self.connector.connect(None, before.as_ref()).await {
+            let connected = {
+                let connecting = pin!(self.connector.connect(None, before.as_ref()));
+                match select(connecting, pin!(self.is_over())).await {
+                    Either::Left((connected, _)) => connected,
+                    Either::Right(_) => return,
+                }
+            };
+            match connected {
                 Ok(connection) => {
                     let life = connection.life.clone();
                     let (pipeline, over) =
@@ -157,6 +165,17 @@ impl Supervisor {
             if let Some(until) = supervision.retry_at() {
                 runtime.sleep_until(until).await;
             }
+        }
+    }
+
+    /// Completes when the supervisor is closed.
+    async fn is_over(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.state().closed {
+                return;
+            }
+            changed.await;
         }
     }
 

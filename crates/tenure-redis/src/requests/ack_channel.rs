@@ -322,6 +322,14 @@ async fn can_wait(pipeline: &Pipeline, pending: &Unconfirmed, until: Moment) -> 
     let (mark, wait, role) = (pending.mark(), command(&["WAIT", "0", "0"]), command(&["ROLE"]));
     let needed = join(pipeline.ask(&mark, until), pipeline.ask(&wait, until));
     let ((mark, wait), role) = join(needed, pipeline.ask(&role, until)).await;
+    let role = role?;
+    // It refuses WAIT, too.
+    if let Value::Array(role) = &role
+        && role.first().and_then(bytes) == Some(b"slave")
+    {
+        pipeline.hang_up();
+        return Err(Failure::NotSent(Failure::cause("it is now a replica")));
+    }
     for reply in [mark?, wait?] {
         if let Value::ServerError(error) = reply {
             return Err(match refused(pipeline, &error) {
@@ -333,17 +341,13 @@ async fn can_wait(pipeline: &Pipeline, pending: &Unconfirmed, until: Moment) -> 
             });
         }
     }
-    match role? {
+    match role {
         Value::Array(role) => match &role[..] {
             [name, _, Value::Array(replicas), ..]
                 if bytes(name) == Some(b"master") && replicas.is_empty() =>
             {
                 let cause = "the server has no connected replicas, which `acks` needs";
                 Err(Failure::NotSent(Failure::cause(cause)))
-            }
-            [name, ..] if bytes(name) == Some(b"slave") => {
-                pipeline.hang_up();
-                Err(Failure::NotSent(Failure::cause("it is now a replica")))
             }
             _ => Ok(()),
         },

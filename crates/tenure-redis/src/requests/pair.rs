@@ -224,8 +224,11 @@ impl Pairs {
             }
             Ok(Some(false)) => Ok(PairOutcome::NOT),
             Ok(None) => Ok(PairOutcome::Said(Err("a reply to another release"))),
-            Err(_) if delete.is_some() => {
-                self.deletes_not.store(true, Ordering::Relaxed);
+            Err(error) if delete.is_some() => {
+                // Any other error is of this key or moment, as of a lock that others wait for by now.
+                if error.code() == "NOPERM" || error.to_string().contains("unknown command") {
+                    self.deletes_not.store(true, Ordering::Relaxed);
+                }
                 Ok(PairOutcome::NOT)
             }
             Err(error) => Err(requests::refused(pipeline, &error)),

@@ -8,15 +8,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use futures_util::future::join;
 use tokio::sync::Mutex;
 
 use crate::connection::Connector;
 use crate::connection::pipeline::Pipeline;
-use crate::connection::scriptless::{Delete, HAS_DELETE, Scriptless};
+use crate::connection::scriptless::{Delete, HAS_DELETE, NO_SCRIPT, Scriptless};
 use crate::connection::supervisor::Supervisor;
-use crate::replies::{self, bytes};
+use crate::replies::{self, bytes, failure};
 use crate::requests::keys;
 use crate::requests::{Keyspace, RequestContext, RoutedRequest, answered, refused, warn_unheard};
 use crate::resp::encode::{Commands, command};
@@ -30,9 +31,13 @@ use tenure_core::protocol::{
 };
 use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// Bytes of a value that are read, as by the scripts. This library's own values are shorter.
 const SHOWN: usize = 1024;
+
+/// Interval at which a server that forbids scripts is asked whether it still does.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
 
 /// A connection used by one request at a time.
 pub(crate) struct ExclusiveConnection {
@@ -61,7 +66,28 @@ impl Scriptless {
         if delete.is_none() {
             Self::may_compare(pipeline, &why, deadline).await?;
         }
-        Ok(pipeline.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true) }))
+        let asks_again = Locked::new(pipeline.now() + ASK_AGAIN);
+        Ok(pipeline.plain.get_or_init(|| Self { why, delete, sets: AtomicBool::new(true), asks_again }))
+    }
+
+    /// Gives the connection up if the server allows scripts by now, as after a change of rights.
+    async fn look_again(&self, pipeline: &Pipeline, deadline: Moment) -> Result<(), Failure> {
+        let now = pipeline.now();
+        {
+            let mut asks_again = self.asks_again.lock();
+            if now < *asks_again {
+                return Ok(());
+            }
+            *asks_again = now + ASK_AGAIN;
+        }
+        match pipeline.ask(&command(&["EVALSHA", NO_SCRIPT, "0"]), deadline).await {
+            Ok(Value::ServerError(error)) if failure::is_no_script(&error) => {
+                pipeline.hang_up();
+                Err(Failure::NotSent(Failure::cause("scripts are allowed again")))
+            }
+            Ok(_) => Ok(()),
+            Err(failure) => Err(failure.not_sent()),
+        }
     }
 
     /// Checks that transactions work. If only MULTI were refused, the commands between it and EXEC would run
@@ -85,6 +111,7 @@ impl Scriptless {
         routed: &RoutedRequest<'_>,
     ) -> Result<Answer, Failure> {
         let RoutedRequest { op, pipeline, context, deadline } = *routed;
+        self.look_again(pipeline, deadline).await?;
         self.allows(op, context)?;
         let ask = |pipeline, delete| ScriptlessRequest {
             plain: self,

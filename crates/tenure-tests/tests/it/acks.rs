@@ -231,3 +231,25 @@ mod on_a_cluster {
         });
     }
 }
+
+/// It refuses WAIT as a replica, which is not to be taken for a lack of rights.
+#[test]
+fn a_demoted_master_is_asked_again() {
+    let (old, new) = (Server::start(), Server::start());
+    let follow = |replica: &Server, master: &Server| {
+        let (host, port) = (master.address().ip().to_string(), master.address().port().to_string());
+        replica.command(&["REPLICAOF", &host, &port]);
+    };
+    follow(&new, &old);
+    eventually("it follows", SOON, || new.info("replication")["master_link_status"] == "up");
+    let ours = Locks::open(&on_terms(&old.url(), "acks=1")).expect("a store");
+    let ours = ours.with(|_| Options::new().op_timeout(Duration::from_secs(1))).expect("options");
+    block_on(ours.ping()).expect("an answer");
+    new.command(&["REPLICAOF", "NO", "ONE"]);
+    follow(&old, &new);
+    let error = block_on(ours.mutex("x").expect("a name").try_lock()).expect_err("no master");
+    assert!(error.is_unreachable(), "{error}");
+    old.command(&["REPLICAOF", "NO", "ONE"]);
+    follow(&new, &old);
+    drop(block_on(ours.mutex("x").expect("a name").try_lock_for(SOON)).expect("an answer").expect("a lock"));
+}

@@ -205,3 +205,20 @@ fn a_runtime_without_io_locks_all_the_same() {
     }
     assert_eq!(connections(&server), 1);
 }
+
+/// A failover and `CLIENT PAUSE` postpone writes, and answer PING.
+#[test]
+fn a_pause_of_the_server_is_waited_for() {
+    let server = Server::start();
+    let (locks, runtime) = (locks(&server), runtime());
+    connected(&runtime, &locks, &server);
+    let cache = locks.cache("rates").expect("a name");
+    let connected = || server.info("stats")["total_connections_received"].clone();
+    runtime.block_on(cache.invalidate()).expect("an answer");
+    let before = connected();
+    server.command(&["CLIENT", "PAUSE", "500", "WRITE"]);
+    let began = Instant::now();
+    runtime.block_on(cache.invalidate()).expect("the server goes on");
+    assert!(began.elapsed() >= Duration::from_millis(300), "it was paused");
+    assert_eq!(connected(), before, "no connection is given up");
+}

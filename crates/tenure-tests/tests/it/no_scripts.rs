@@ -10,7 +10,7 @@ use tenure::internals::store::redis::{Redis, Target};
 use tenure::{LockName, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, acquire, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
-use tenure_testkit::servers::{Config, Server, Value};
+use tenure_testkit::servers::{Config, Server, Value, eventually};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, SECOND};
 use tenure_testkit::sim::executor::Sim;
@@ -394,4 +394,25 @@ fn what_is_sent_to_a_server_without_compare_commands_is_as_documented() {
         "EXEC",
     ];
     assert_eq!(heard, expected);
+}
+
+/// Changes of rights close no connection.
+#[test]
+fn scripts_that_are_allowed_again_are_used_again() {
+    let server = server();
+    let rights = |rights: &[&str]| {
+        let command = [&["ACL", "SETUSER", "plain"], rights].concat();
+        server.command(&command);
+    };
+    rights(&["+@scripting"]);
+    // One that is held needs a script.
+    let held = Locks::open(&server.url()).expect("a store").fair_mutex("x").expect("a name");
+    let _held = block_on(held.lock()).expect("a free lock");
+    let lock = Locks::open(&url(&server, "plain")).expect("a store").fair_mutex("x").expect("a name");
+    let turn = || block_on(lock.try_lock());
+    turn().expect("scripts are allowed");
+    rights(&["-@scripting"]);
+    assert!(turn().expect_err("scripts are forbidden").is_unsupported());
+    rights(&["+@scripting"]);
+    eventually("scripts are used again", Duration::from_secs(20), || turn().is_ok());
 }

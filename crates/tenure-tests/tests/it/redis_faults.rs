@@ -6,6 +6,9 @@
     reason = "tests against real servers measure real time"
 )]
 
+use std::io;
+use std::net::TcpListener;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -275,4 +278,42 @@ fn the_connections_end_with_the_store() {
     assert_eq!(clients(), 2);
     drop((listeners, asker.store));
     eventually("the connections are closed", SOON, || clients() == 0);
+}
+
+/// A dial of a store that was dropped is not finished.
+#[test]
+fn a_login_that_is_under_way_ends_with_the_store() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let asker = Asker::new(&format!("redis://{address}")).within(ms(100));
+    let dialled = thread::spawn(move || listener.accept().expect("a connection").0);
+    asker.renew("x").expect_err("nobody answers");
+    let mut stream = dialled.join().expect("no panic");
+    let dropped = Instant::now();
+    drop(asker);
+    stream.set_read_timeout(Some(SOON)).expect("a limit");
+    io::copy(&mut stream, &mut io::sink()).expect("the end of the stream");
+    in_time(dropped.elapsed(), ms(500));
+}
+
+/// Each takes a round trip, and all of them together more than a second.
+#[test]
+fn many_subscriptions_end_together() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let locks = tenure::Locks::open(&proxy.url()).expect("a store");
+    let guards: Vec<_> = (0..100)
+        .map(|at| block_on(locks.mutex(format!("x{at}")).expect("a name").lock()).expect("a free lock"))
+        .collect();
+    let subscribed = || server.command(&["PUBSUB", "CHANNELS", "tenure:wake:*"]).items().len();
+    eventually("each hold listens", 2 * SOON, || subscribed() >= 100);
+    proxy.set(Fault::Delay(ms(15)));
+    let connections = || server.info("stats")["total_connections_received"].clone();
+    let before = connections();
+    let releases = guards.into_iter().map(|guard| guard.release());
+    block_on(join_all(releases)).into_iter().for_each(|released| released.expect("a release"));
+    let kept = block_on(locks.mutex("kept").expect("a name").lock()).expect("a free lock");
+    eventually("the subscriptions have ended", 4 * SOON, || subscribed() <= 2);
+    assert_eq!(connections(), before, "the connection was kept");
+    drop(kept);
 }

@@ -8,6 +8,7 @@
 
 use std::collections::BTreeSet;
 use std::env;
+use std::os::unix::fs::symlink;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -270,4 +271,35 @@ fn a_waiter_whose_message_is_lost_keeps_its_turn() {
     // Its second connection is that for messages.
     proxy.set_on(2, Fault::BlackHole);
     are_served_in_order(held, first, second);
+}
+
+/// As when an address is given to another server while the old one lives on.
+#[test]
+fn a_waiter_listens_to_the_server_that_its_requests_go_to() {
+    let (old, new) = (Server::start(), Server::start());
+    let folder = tempfile::tempdir().expect("a folder");
+    let address = folder.path().join("redis.sock");
+    symlink(old.socket(), &address).expect("a link");
+    let ours = locks(&format!("redis+unix://{}", address.display()));
+    let held = [&old, &new].map(|server| {
+        let guard = block_on(locks(&server.url()).mutex("x").expect("a name").lock()).expect("a free lock");
+        (server, guard)
+    });
+    let lock = ours.mutex("x").expect("a name");
+    let waiter = thread::spawn(move || block_on(lock.try_lock_for(SOON)));
+    // As does the holder.
+    let listens =
+        |server: &Server| server.command(&["PUBSUB", "NUMSUB", "tenure:wake:0:{x}"]).items()[1].int() == 2;
+    eventually("it listens to the old server", SOON, || listens(&old));
+    std::fs::remove_file(&address).expect("a link");
+    symlink(new.socket(), &address).expect("a link");
+    // Its connection for requests alone.
+    old.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    eventually("it listens to the new server", SOON, || listens(&new));
+    let [(_, _old), (_, guard)] = held;
+    let released = Instant::now();
+    block_on(guard.release()).expect("it is held");
+    let next = waiter.join().expect("no panic").expect("an answer").expect("the lock");
+    in_time(released.elapsed(), Duration::from_secs(1));
+    drop(next);
 }
