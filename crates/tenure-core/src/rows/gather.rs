@@ -2,15 +2,25 @@
 //!
 //! One statement of each sort is in flight, so that a server that waits for its disk commits many requests at
 //! once, and the next ones gather meanwhile. A request that meets no statement of its sort leaves at once.
+//!
+//! The statement after one of several requests waits for a moment, so that those whom that one has served can take
+//! part: otherwise their releases would queue behind the next commit, and the first one to return would leave alone.
 
 use std::collections::VecDeque;
 use std::mem;
+use std::time::Duration;
 
 use super::names::LockKey;
 use super::server::{RowChange, SoleChange, SoleVerb};
+use crate::moment::Moment;
 
 /// Maximum locks per statement.
 pub(super) const LOCKS: usize = 500;
+/// After a statement of several requests, the share of its time that the next one waits, for whoever returns and
+/// after the first has returned, and the most.
+const RETURNS: u32 = 16;
+const SIBLINGS: u32 = 16;
+const PAUSE: Duration = Duration::from_millis(2);
 
 /// The sorts of statements about locks, in the order in which they are sent: first those that need no disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +47,14 @@ impl StatementSort {
 #[derive(Default)]
 pub(super) struct Gathered {
     in_flight: [usize; SORTS],
+    /// When the statement in flight was sent.
+    sent_at: [Moment; SORTS],
+    /// How long the last one took, if it was of several requests.
+    took: [Duration; SORTS],
+    /// When the next one may be sent.
+    free_at: [Moment; SORTS],
+    /// Nobody has returned since the last one.
+    expects: [bool; SORTS],
     /// Locks whose next requests wait for a statement in flight.
     names: [VecDeque<String>; SORTS],
     /// Changes for the next writes: those that need no disk, and the others.
@@ -63,16 +81,40 @@ impl RowBatch {
 }
 
 impl Gathered {
-    pub(super) fn sent(&mut self, sort: StatementSort) {
+    pub(super) fn sent(&mut self, sort: StatementSort, now: Moment) {
         self.in_flight[sort.index()] += 1;
+        self.sent_at[sort.index()] = now;
     }
 
-    pub(super) fn done(&mut self, sort: StatementSort) {
-        self.in_flight[sort.index()] -= 1;
+    /// A statement about so many locks was answered.
+    pub(super) fn done(&mut self, sort: StatementSort, locks: usize, now: Moment) {
+        let at = sort.index();
+        self.in_flight[at] -= 1;
+        let is_of_many = locks > 1;
+        self.took[at] = if is_of_many { now.since(self.sent_at[at]) } else { Duration::ZERO };
+        self.free_at[at] = now + (self.took[at] / RETURNS).min(PAUSE);
+        self.expects[at] = is_of_many && !self.has_gathered(at);
     }
 
-    pub(super) fn is_in_flight(&self, sort: StatementSort) -> bool {
-        self.in_flight[sort.index()] > 0
+    /// Whether a request has to wait for the next statement.
+    pub(super) fn waits(&mut self, sort: StatementSort, now: Moment) -> bool {
+        let at = sort.index();
+        let expects = mem::take(&mut self.expects[at]);
+        if expects && now >= self.free_at[at] && self.in_flight[at] == 0 {
+            self.free_at[at] = now + (self.took[at] / SIBLINGS).min(PAUSE);
+        }
+        self.in_flight[at] > 0 || now < self.free_at[at]
+    }
+
+    fn has_gathered(&self, at: usize) -> bool {
+        let writes = at.checked_sub(4).is_some_and(|durable| !self.writes[durable].is_empty());
+        writes || !self.names[at].is_empty()
+    }
+
+    /// When something that has gathered may be sent.
+    pub(super) fn next_free(&self) -> Moment {
+        let waits = |at: &usize| self.in_flight[*at] == 0 && self.has_gathered(*at);
+        (0..SORTS).filter(waits).map(|at| self.free_at[at]).min().unwrap_or(Moment(u64::MAX))
     }
 
     pub(super) fn wait(&mut self, sort: StatementSort, name: String) {
@@ -80,8 +122,10 @@ impl Gathered {
     }
 
     /// The locks that need no longer wait, those first that have waited for longest.
-    pub(super) fn names(&mut self) -> Vec<String> {
-        let free = self.names.iter_mut().zip(self.in_flight).filter(|(_, count)| *count == 0);
+    pub(super) fn names(&mut self, now: Moment) -> Vec<String> {
+        let states =
+            self.in_flight.iter().zip(self.free_at).map(|(count, free_at)| *count == 0 && free_at <= now);
+        let free = self.names.iter_mut().zip(states).filter(|(_, is_free)| *is_free);
         free.flat_map(|(names, _)| names.drain(..names.len().min(LOCKS))).collect()
     }
 
@@ -90,11 +134,12 @@ impl Gathered {
     }
 
     /// The next write, unless one is in flight.
-    pub(super) fn writes(&mut self, durable: bool) -> Option<RowBatch> {
-        let is_free = !self.is_in_flight(StatementSort::Write { durable });
-        let writes = &mut self.writes[usize::from(durable)];
-        let count = writes.len().min(LOCKS);
-        (is_free && count > 0).then(|| RowBatch::Write(writes.drain(..count).collect()))
+    pub(super) fn writes(&mut self, durable: bool, now: Moment) -> Option<RowBatch> {
+        let count = self.writes[usize::from(durable)].len().min(LOCKS);
+        if count == 0 || self.waits(StatementSort::Write { durable }, now) {
+            return None;
+        }
+        Some(RowBatch::Write(self.writes[usize::from(durable)].drain(..count).collect()))
     }
 
     /// Forgets everything, because the connection has ended. Returns the locks whose changes were not sent.

@@ -57,31 +57,31 @@ impl StatementWorker {
             under_way.push(sweep(Arc::clone(session), self.swept.clone()).boxed());
         }
         let halves = mem::take(&mut self.gathered.halves);
-        halves.into_iter().for_each(|half| self.send_batch(half, session, under_way));
+        halves.into_iter().for_each(|half| self.send_batch(half, now, session, under_way));
         self.send_locks(now, session, under_way);
     }
 
     /// Sends what has gathered for each sort of statement of which none is in flight.
     fn send_locks(&mut self, now: Moment, session: &Session, under_way: &mut UnderWay) {
-        let mut names = self.gathered.names();
+        let mut names = self.gathered.names(now);
         names.extend(mem::take(&mut self.ready));
         let mut ready = ReadyLocks::default();
         names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
         if !ready.read.is_empty() {
-            self.gathered.sent(StatementSort::Read);
+            self.gathered.sent(StatementSort::Read, now);
             under_way.push(read_rows(Arc::clone(session), ready.read, ready.with_records).boxed());
         }
-        let mut batches = Vec::from_iter(self.gathered.writes(false));
+        let mut batches = Vec::from_iter(self.gathered.writes(false, now));
         for verb in VERBS {
             let changes = mem::take(&mut ready.changes[StatementSort::Change(verb).index()]);
             batches.extend((!changes.is_empty()).then_some(RowBatch::Change(verb, changes)));
         }
-        batches.extend(self.gathered.writes(true));
-        batches.into_iter().for_each(|batch| self.send_batch(batch, session, under_way));
+        batches.extend(self.gathered.writes(true, now));
+        batches.into_iter().for_each(|batch| self.send_batch(batch, now, session, under_way));
     }
 
-    fn send_batch(&mut self, batch: RowBatch, session: &Session, under_way: &mut UnderWay) {
-        self.gathered.sent(batch.sort());
+    fn send_batch(&mut self, batch: RowBatch, now: Moment, session: &Session, under_way: &mut UnderWay) {
+        self.gathered.sent(batch.sort(), now);
         under_way.push(match batch {
             RowBatch::Change(verb, changes) => change(Arc::clone(session), verb, changes).boxed(),
             RowBatch::Write(changes) => write(Arc::clone(session), changes).boxed(),
@@ -116,7 +116,7 @@ impl StatementWorker {
         let change = sole(lock).filter(|_| !must_read);
         let sort = change.as_ref().map_or(StatementSort::Read, |(verb, _)| StatementSort::Change(*verb));
         let since = lock.running.iter().map(|request| (request.number, (now, heard)));
-        if self.gathered.is_in_flight(sort) || ready.len(sort) >= LOCKS {
+        if self.gathered.waits(sort, now) || ready.len(sort) >= LOCKS {
             // They may be the only evidence that the connection is dead, if those in flight have timed out.
             since.for_each(|(number, since)| _ = sent.entry(number).or_insert(since));
             if is_new {
@@ -146,7 +146,7 @@ impl StatementWorker {
         let now = self.now();
         match done {
             Done::Changed(verb, changes, changed) => {
-                self.gathered.done(StatementSort::Change(verb));
+                self.gathered.done(StatementSort::Change(verb), changes.len(), now);
                 match changed {
                     Ok(ChangeOutcome { tokens, failed }) => {
                         for change in changes {
@@ -165,7 +165,7 @@ impl StatementWorker {
                 }
             }
             Done::Read(names, read) => {
-                self.gathered.done(StatementSort::Read);
+                self.gathered.done(StatementSort::Read, names.len(), now);
                 let is_usable = !read.as_ref().is_err_and(|failed| failed.ends_connection);
                 match read {
                     Ok(rows) => self.read(names, &rows),
@@ -174,7 +174,7 @@ impl StatementWorker {
                 is_usable
             }
             Done::Wrote(changes, written) => {
-                self.gathered.done(RowBatch::sort_of(&changes));
+                self.gathered.done(RowBatch::sort_of(&changes), changes.len(), now);
                 match written {
                     Ok(WriteOutcome { written, mut refused, failed }) => {
                         for (LockKey { name, .. }, _) in changes {

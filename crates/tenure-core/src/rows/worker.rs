@@ -177,7 +177,7 @@ impl StatementWorker {
     ) -> StatementEvent {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
-        let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at);
+        let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at).min(self.gathered.next_free());
         let mut timer = self.inbox.runtime.sleep_until(until);
         let mut work = pin!(self.inbox.work.notified());
         poll_fn(|context| {
