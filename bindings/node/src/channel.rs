@@ -48,7 +48,8 @@ pub struct Thread {
     queue: Mutex<Vec<(u32, u32, Value)>>,
     calls: Mutex<BTreeMap<u32, Call>>,
     questions: Mutex<BTreeMap<u32, oneshot::Sender<std::result::Result<Answer, Refused>>>>,
-    holds: Mutex<BTreeMap<u64, (u32, Weak<Slot>)>>,
+    /// Each with its clients.
+    holds: Mutex<BTreeMap<u64, (Vec<u32>, Weak<Slot>)>>,
     next: AtomicU64,
     is_over: AtomicBool,
 }
@@ -125,9 +126,14 @@ impl Thread {
         async move { answer.await.unwrap_or(Err(Refused)) }
     }
 
-    pub fn add_hold(&self, client: u32, slot: &Arc<Slot>) -> u64 {
+    pub fn add_hold(&self, clients: Vec<u32>, slot: &Arc<Slot>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.holds).insert(id, (client, Arc::downgrade(slot)));
+        let mut holds = lock(&self.holds);
+        holds.insert(id, (clients, Arc::downgrade(slot)));
+        // Later than `release_holds` of the end.
+        if self.is_over() {
+            slot.clear();
+        }
         id
     }
 
@@ -152,7 +158,7 @@ impl Thread {
     pub fn release_holds(&self, client: Option<u32>) {
         let mut released = Vec::new();
         lock(&self.holds).retain(|_, (of, slot)| {
-            let stays = client.is_some_and(|client| *of != client);
+            let stays = client.is_some_and(|client| !of.contains(&client));
             released.extend(if stays { None } else { slot.upgrade() });
             stays
         });

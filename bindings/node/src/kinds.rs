@@ -59,13 +59,7 @@ impl Kind {
         })
     }
 
-    /// Several locks, all or none.
-    pub fn multi(parts: Vec<Self>) -> Result<Self> {
-        let parts = parts.into_iter().map(Self::into_part).collect::<Result<Vec<_>>>()?;
-        Ok(Self::Multi(checked(Multi::new(parts))?))
-    }
-
-    fn into_part(self) -> Result<Part> {
+    pub fn into_part(self) -> Result<Part> {
         Ok(match self {
             Self::Mutex(lock) => lock.into(),
             Self::Fair(lock) => lock.into(),

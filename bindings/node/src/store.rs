@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use napi::bindgen_prelude::BigInt;
 use napi_derive::napi;
 use tenure::metrics::Groups;
-use tenure::{Listing, Observer, Owner, Renewal};
+use tenure::{Listing, Multi, Observer, Owner, Renewal};
 
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
@@ -68,18 +68,24 @@ impl Handle {
         &self.client.thread
     }
 
-    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
-        self.client.thread.add_hold(self.client.number, slot)
+    /// Adds a hold, which is released when any of these is closed.
+    pub fn add_hold(all: &[Self], slot: &Arc<Slot>) -> u64 {
+        let clients = all.iter().map(|handle| handle.client.number).collect();
+        all[0].client.thread.add_hold(clients, slot)
     }
 
     pub fn remove_hold(&self, id: u64, was_held: bool) {
         self.client.thread.remove_hold(id, was_held);
     }
 
-    /// The guard of a hold, or `None` for a busy lock.
+    /// A hold, or `null` for a busy lock.
     pub fn granted(&self, held: Option<Held>) -> Value {
-        held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(self.clone(), held))))
+        granted(vec![self.clone()], held)
     }
+}
+
+fn granted(stores: Vec<Handle>, held: Option<Held>) -> Value {
+    held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(stores, held))))
 }
 
 /// How locks are held. Times are in milliseconds.
@@ -126,9 +132,9 @@ impl Store {
         Stream { source: Arc::new(tokio::sync::Mutex::new(source)), handle: self.handle.clone() }
     }
 
-    fn acquire(&self, id: u32, kind: Kind, wait: Option<f64>) -> Result<()> {
-        let (wait, handle) = (Wait::of(wait)?, self.handle.clone());
-        self.handle.call(id, async move { Ok(handle.granted(acquire(&kind, wait).await?)) });
+    fn acquire(&self, id: u32, stores: Vec<Handle>, kind: Kind, wait: Option<f64>) -> Result<()> {
+        let wait = Wait::of(wait)?;
+        self.handle.call(id, async move { Ok(granted(stores, acquire(&kind, wait).await?)) });
         Ok(())
     }
 }
@@ -227,15 +233,23 @@ impl Store {
     /// Waits for `wait` milliseconds, 0 to try once, or without a limit.
     #[napi]
     pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<f64>) -> Result<()> {
-        self.acquire(id, Kind::of(&self.locks()?, spec)?, wait)
+        self.acquire(id, vec![self.handle.clone()], Kind::of(&self.locks()?, spec)?, wait)
     }
 
-    /// Several locks, all or none.
+    /// Several locks, each of its store, all or none.
     #[napi]
-    pub fn lock_all(&self, id: u32, specs: Vec<LockSpec>, wait: Option<f64>) -> Result<()> {
-        let locks = self.locks()?;
-        let parts = specs.into_iter().map(|spec| Kind::of(&locks, spec)).collect::<Result<Vec<_>>>()?;
-        self.acquire(id, Kind::multi(parts)?, wait)
+    pub fn lock_all(
+        &self,
+        id: u32,
+        stores: Vec<&Store>,
+        specs: Vec<LockSpec>,
+        wait: Option<f64>,
+    ) -> Result<()> {
+        let parts =
+            stores.iter().zip(specs).map(|(store, spec)| Kind::of(&store.locks()?, spec)?.into_part());
+        let all = Multi::new(parts.collect::<Result<Vec<_>>>()?);
+        let stores = stores.iter().map(|store| store.handle.clone()).collect();
+        self.acquire(id, stores, Kind::Multi(checked(all)?), wait)
     }
 
     /// Refuses an invalid name or number of permits.

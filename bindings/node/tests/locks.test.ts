@@ -104,6 +104,52 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.equal(await others.mutex(pair[1] as string).tryLock(), null);
     });
 
+    it("a_multi_lock_keeps_the_store_and_options_of_each_part", async () => {
+      const one = name(), two = name(), elsewhere = await tenure.connect("memory:");
+      const there = locks.with({ prefix: "there:" });
+      const both = await locks.multi(there.mutex(one), elsewhere.mutex(two, { maxHold: "1h" }), locks.multi(one + "x")).lock();
+      assert.equal(await there.mutex(one).tryLock(), null);
+      assert.equal(await elsewhere.mutex(two).tryLock(), null);
+      await using _free = await locks.mutex(one).lock();
+      await using _other = await locks.mutex(two).lock();
+      assert.deepEqual(Object.keys(both.fences).sort(), [one, one + "x", two].sort());
+      const asked = both.stopRequested();
+      assert.equal((await there.requestStop(one, "why"))?.name, one);
+      assert.equal((await asked)?.reason, "why");
+      const unasked = both.stopRequested();
+      await elsewhere.close();
+      assert.equal(await unasked, null);
+      assert.equal(both.isHeld(), false);
+      await (await there.mutex(one).lock({ waitMs: 20_000 })).release();
+    });
+
+    it("a_change_keeps_the_hold_and_its_waits", async () => {
+      const shared = locks.rwlock(name()), one = name();
+      const reader = await shared.read.lock();
+      const guard = await shared.upgradeable.lock();
+      const upgrade = guard.upgrade();
+      await eventually("the writer comes first", async () => {
+        const next = await others.rwlock(shared.name).read.tryLock();
+        await next?.release();
+        return next === null;
+      });
+      assert.ok(guard.isHeld() && guard.remaining() > 0);
+      guard.throwIfLost();
+      await reader.release();
+      assert.equal(await upgrade, true);
+      await guard.release();
+      assert.deepEqual([guard.isHeld(), guard.remaining(), await guard.ended], [false, 0, null]);
+
+      await using term = await locks.election(one).campaign();
+      const asked = term.stopRequested();
+      for (const payload of ["a", "b"]) await term.update(payload);
+      await locks.election(one).requestStop("why");
+      assert.equal((await asked)?.reason, "why");
+      const unasked = term.stopRequested();
+      await term.release();
+      assert.equal(await unasked, null);
+    });
+
     it("a_loss_fires_the_signal_and_ends_the_run", async () => {
       const one = name();
       const heard: tenure.LostError[] = [];

@@ -63,7 +63,7 @@ export class Guard {
     return this.#lost().ended;
   }
 
-  /** Calls `listener` with the reason if the lock is lost. */
+  /** Calls `listener` with the reason if the lock is lost, also if that was before. */
   on(_event: "lost", listener: (reason: LostError) => void): this {
     const { signal } = this;
     signal.addEventListener("abort", () => listener(signal.reason), { once: true });
@@ -118,7 +118,7 @@ export class Guard {
     await this.change("keep", undefined, millis("time", time));
   }
 
-  /** Resolves when the holder is asked to stop, or with `null` once the guard is released. */
+  /** Resolves when the holder is asked to stop, or with `null` once the lock is released or lost. */
   stopRequested(): Promise<StopRequest | null> {
     return start((id) => this.hold.stopRequested(id), { isQuiet: true });
   }

@@ -56,7 +56,7 @@ export interface Wait {
 export class Lock<G extends Guard = Guard> {
   /** @internal */
   constructor(
-    /** @internal */ readonly store: Store, /** @internal */ readonly spec: LockSpec | LockSpec[],
+    /** @internal */ readonly store: Store, /** @internal */ readonly spec: LockSpec | Lock<any>[],
     /** @internal */ readonly guard: new (hold: Hold) => G,
   ) {
     if (!Array.isArray(spec)) checked(() => store.check(spec));
@@ -64,13 +64,14 @@ export class Lock<G extends Guard = Guard> {
 
   /** The name, without the prefix. */
   get name(): string {
-    return [this.spec].flat().map((spec) => spec.name).join(", ");
+    return [this.spec].flat().map(({ name }) => name).join(", ");
   }
 
   async #acquire(waitMs: Time | undefined, signal: AbortSignal | undefined): Promise<G | null> {
     const { spec, store } = this;
     const wait = waitMs === undefined ? undefined : millis("waitMs", waitMs);
-    const hold: Hold | null = await start((id) => Array.isArray(spec) ? store.lockAll(id, spec, wait) : store.lock(id, spec, wait), { signal });
+    const all = (id: number, parts: Lock[]) => store.lockAll(id, parts.map((part) => part.store), parts.map((part) => part.spec as LockSpec), wait);
+    const hold: Hold | null = await start((id) => Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait), { signal });
     return hold === null ? null : guarded(this.guard, hold);
   }
 
@@ -193,10 +194,13 @@ export class Locks {
     return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits }, Guard);
   }
 
-  /** Several locks of these, all or none: names of mutexes, mutexes of any kind, sides of read-write locks, permits. */
+  /**
+   * Several locks, all or none: names of mutexes of this store, and mutexes of any kind, sides of read-write locks and
+   * permits, each of its own store and with its options.
+   */
   multi(...locks: (string | Lock<any>)[]): Lock<MultiGuard> {
-    const specs = locks.map((lock) => (typeof lock === "string" ? { kind: "mutex", name: lock } : lock.spec)).flat();
-    return new Lock(this.#store, specs, MultiGuard);
+    const parts = locks.flatMap((lock) => (typeof lock === "string" ? this.mutex(lock) : Array.isArray(lock.spec) ? lock.spec : lock));
+    return new Lock(this.#store, parts, MultiGuard);
   }
 
   /** Values that one caller computes for a whole fleet, kept in this store. */
