@@ -385,6 +385,18 @@ impl Stream {
             })
         });
     }
+
+    /// The next change that is already known; `null` if there is none.
+    #[napi]
+    pub fn try_next(&self, id: u32) {
+        let source = Arc::clone(&self.source);
+        self.handle.call(id, async move {
+            Ok(match &mut *source.lock().await {
+                Source::Changes(observer) => observer.try_next().await?.into(),
+                Source::Locks(_) => Value::Null,
+            })
+        });
+    }
 }
 
 /// A fresh owner for reentrant mutexes.

@@ -289,6 +289,31 @@ it("invalid_arguments_are_refused_at_once", async () => {
   assert.throws(() => locks.mutex("a", { ttl: -1 }), code("invalid"));
   assert.throws(() => locks.mutex("a", { ttl: "soon" }), code("invalid"));
   assert.throws(() => locks.mutex("a", { expires: 1 } as tenure.Options), code("invalid"));
+  const misspelt: any = { timeout: 1000 };
+  assert.throws(() => locks.mutex("a", misspelt), /option timeout: .*; did you mean opTimeout\?/);
+  await assert.rejects(locks.mutex("a").lock(misspelt), code("invalid"));
+  await assert.rejects(locks.mutex("a").tryLock(1000 as any), code("invalid"));
+  await assert.rejects(locks.rwlock("a").upgradeable.run((guard) => guard.upgrade(misspelt)), code("invalid"));
+  await assert.rejects(locks.fill("a", () => 1, () => 1, misspelt), code("invalid"));
+  assert.throws(() => locks.cache("a", { ...misspelt, ttl: 1000 }), code("invalid"));
+  assert.throws(() => locks.oncePer("a", "1h", misspelt), code("invalid"));
+  await assert.rejects(locks.oncePer("a", "1h").run(() => 1, misspelt), code("invalid"));
+  await assert.rejects(locks.oncePer("a", "1h").runEach(() => 1, misspelt), code("invalid"));
+  assert.throws(() => locks.election("a", misspelt), code("invalid"));
+  assert.throws(() => locks.election("a").observe(misspelt), code("invalid"));
+  await assert.rejects(locks.election("a").campaign(misspelt), code("invalid"));
+  assert.throws(() => tenure.daily(misspelt), code("invalid"));
+  for (const number of [2.9, 2 ** 32 + 2, -1, NaN, "2" as any]) {
+    assert.throws(() => locks.semaphore("a", number), code("invalid"));
+    assert.throws(() => locks.semaphore("a", 3).many(number), code("invalid"));
+    await assert.rejects(locks.semaphore("a", 3).setPermits(number), code("invalid"));
+    assert.throws(() => locks.cache("a", { ttl: 1000, maxBytes: number }), code("invalid"));
+  }
+  await using guard = await locks.mutex("a").lock();
+  for (const only of [{}, { owner: null }, { fence: guard.fence }, { owner: guard.owner, token: guard.fence }, null]) {
+    await assert.rejects(locks.forceRelease("a", only as any), code("invalid"));
+  }
+  await guard.verify();
   assert.throws(() => tenure.open("nonsense://x"), (error) => error instanceof tenure.TenureError);
   await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
 });

@@ -59,6 +59,23 @@ export function checked<T>(call: () => T): T {
   }
 }
 
+/** Refuses options that are none of these, so that a misspelt limit does not become a wait without one. */
+export function known<T extends object>(options: T, names: readonly (keyof T & string)[]): T {
+  if (typeof options !== "object" || options === null) throw new TenureError("invalid", `options: got ${String(options)}, expected an object`);
+  const other = Object.keys(options).find((name) => !(names as readonly string[]).includes(name));
+  if (other === undefined) return options;
+  const pairs = (name: string) => Array.from(name.toLowerCase(), (_, at) => name.toLowerCase().slice(at, at + 2));
+  const shared = (name: string) => pairs(name).filter((pair) => pairs(other).includes(pair)).length;
+  const nearest = names.reduce((best, name) => (shared(name) > shared(best) ? name : best));
+  throw new TenureError("invalid", `option ${other}: expected one of ${names.join(", ")}; did you mean ${nearest}?`);
+}
+
+/** Refuses a number that the addon would round or cut. */
+export function whole(what: string, number: number): number {
+  if (Number.isInteger(number) && number >>> 0 === number) return number;
+  throw new TenureError("invalid", `${what}: got ${String(number)}, expected a whole number below 2^32`);
+}
+
 /** Milliseconds, or a text such as `500ms`, `2s`, `15m`, `1h` or `1d`. */
 export type Time = number | string;
 

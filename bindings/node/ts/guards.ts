@@ -1,4 +1,4 @@
-import { checked, errorOf, LostError, millis, TenureError, type Failure, type Time } from "./errors.js";
+import { checked, errorOf, known, LostError, millis, TenureError, type Failure, type Time } from "./errors.js";
 import { start } from "./engine.js";
 import type { Hold } from "./native.js";
 import type { StopRequest } from "./reports.js";
@@ -126,7 +126,7 @@ export class Guard {
   /** Releases the lock unless that is done. A release without an answer goes on in the background. */
   async [Symbol.asyncDispose](): Promise<void> {
     if (this.hold.isReleased()) return;
-    await this.release().catch((error: unknown) => {
+    await this.change(what, why).catch((error: unknown) => {
       if (!(error instanceof TenureError) || error.code === "lost") throw error;
     });
   }
@@ -140,8 +140,9 @@ export class RwGuard extends Guard {
   }
 
   /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
-  upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
-    return this.change("upgrade", undefined, options.waitMs === undefined ? undefined : millis("waitMs", options.waitMs));
+  async upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
+    const { waitMs } = known(options, ["waitMs"]);
+    return this.change("upgrade", undefined, waitMs === undefined ? undefined : millis("waitMs", waitMs));
   }
 }
 
@@ -182,6 +183,15 @@ export class Turn extends Guard {
   async fail(why: unknown): Promise<void> {
     await this.change("fail", why instanceof Error ? why.message : String(why));
   }
+
+  /** Ends the run as failed, unless it has been released: a block that throws does not reach its `release`. */
+  override [Symbol.asyncDispose](): Promise<void> {
+    return this.finish("fail", "the block ended without a release");
+  }
+}
+
+function textOf(why: unknown): string {
+  return why instanceof Error ? why.message : String(why);
 }
 
 /**

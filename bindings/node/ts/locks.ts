@@ -1,5 +1,5 @@
 import { catchSignals, native, start } from "./engine.js";
-import { BusyError, checked, millis, TenureError, type Time } from "./errors.js";
+import { BusyError, checked, known, millis, TenureError, whole, type Time } from "./errors.js";
 import { Guard, guarded, held, MultiGuard, RwGuard } from "./guards.js";
 import { channel } from "./engine.js";
 import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
@@ -32,14 +32,12 @@ export interface Options {
   groupBy?: string;
 }
 
-const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"];
-const NAMES = [...TIMES, "renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"];
+const TIMES: readonly string[] = ["ttl", "maxHold", "grace", "opTimeout", "patience"] satisfies (keyof Options)[];
+const NAMES = [...TIMES, "renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as (keyof Options)[];
 
 function configured(store: Store, options: Options | undefined): Store {
   if (options === undefined) return store;
-  const given = Object.entries(options).filter(([, value]) => value !== undefined);
-  const unknown = given.find(([name]) => !NAMES.includes(name));
-  if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown[0]}: expected one of ${NAMES.join(", ")}`);
+  const given = Object.entries(known(options, NAMES)).filter(([, value]) => value !== undefined);
   const all = given.map(([name, value]) => [name, TIMES.includes(name) ? millis(name, value) : value]);
   return checked(() => store.configured(Object.fromEntries(all) as StoreOptions));
 }
@@ -67,8 +65,8 @@ export class Lock<G extends Guard = Guard> {
     return [this.spec].flat().map(({ name }) => name).join(", ");
   }
 
-  async #acquire(waitMs: Time | undefined, signal: AbortSignal | undefined): Promise<G | null> {
-    const { spec, store } = this;
+  async #acquire(options: Wait, waitMs = options.waitMs): Promise<G | null> {
+    const { spec, store } = this, { signal } = known(options, ["waitMs", "signal"]);
     const wait = waitMs === undefined ? undefined : millis("waitMs", waitMs);
     const all = (id: number, parts: Lock[]) => store.lockAll(id, parts.map((part) => part.store), parts.map((part) => part.spec as LockSpec), wait);
     const hold: Hold | null = await start((id) => Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait), { signal });
@@ -76,16 +74,16 @@ export class Lock<G extends Guard = Guard> {
   }
 
   /** Waits until the lock is granted. Rejects with a `BusyError` after `waitMs`, and with the reason of `signal`. */
-  async lock({ waitMs, signal }: Wait = {}): Promise<G> {
-    const guard = await this.#acquire(waitMs, signal);
+  async lock(options: Wait = {}): Promise<G> {
+    const guard = await this.#acquire(options);
     if (guard !== null) return guard;
-    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", waitMs ?? 0)} ms`;
+    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", options.waitMs ?? 0)} ms`;
     throw new BusyError("busy", message, { lock: this.name, store: this.store.url });
   }
 
   /** Tries once, or waits for at most `waitMs`. Resolves with `null` if the lock is busy. */
-  tryLock({ waitMs = 0, signal }: Wait = {}): Promise<G | null> {
-    return this.#acquire(waitMs, signal);
+  tryLock(options: Wait = {}): Promise<G | null> {
+    return this.#acquire(options, options.waitMs ?? 0);
   }
 
   /**
@@ -125,12 +123,12 @@ export class RwLock {
 export class Semaphore extends Lock {
   /** Takes this number of permits at once. */
   many(taken: number): Lock {
-    return new Lock(this.store, { ...(this.spec as LockSpec), taken }, Guard);
+    return new Lock(this.store, { ...(this.spec as LockSpec), taken: whole("permits", taken) }, Guard);
   }
 
   /** Changes the number of permits for all. */
-  setPermits(permits: number): Promise<void> {
-    return start((id) => this.store.setPermits(id, this.name, permits));
+  async setPermits(permits: number): Promise<void> {
+    await start((id) => this.store.setPermits(id, this.name, whole("permits", permits)));
   }
 }
 
@@ -191,7 +189,7 @@ export class Locks {
 
   /** A lock with this number of permits, on which all users of the name must agree. */
   semaphore(name: string, permits: number, options?: Options): Semaphore {
-    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits }, Guard);
+    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits: whole("permits", permits) }, Guard);
   }
 
   /**
@@ -223,7 +221,7 @@ export class Locks {
 
   /** An election of one leader. The payload tells others how to reach the leader. */
   election(name: string, options: { payload?: string } = {}): Election {
-    return new Election(this.#store, name, options.payload ?? "");
+    return new Election(this.#store, name, known(options, ["payload"]).payload ?? "");
   }
 
   /** The state of a lock with its holders, or `null` if it is free. */
@@ -250,8 +248,10 @@ export class Locks {
   forceRelease(name: string): Promise<Status | null>;
   /** Ends the hold of this owner, or with this token, and no other. */
   forceRelease(name: string, only: { owner: string } | { token: bigint }): Promise<ForcedRelease>;
-  forceRelease(name: string, only: { owner?: string; token?: bigint } = {}): Promise<any> {
-    return start((id) => this.#store.forceRelease(id, name, only.owner, only.token));
+  async forceRelease(name: string, only?: { owner?: string; token?: bigint }): Promise<any> {
+    const { owner, token } = only === undefined ? {} : known(only, ["owner", "token"]);
+    if (only !== undefined && (owner == null) === (token == null)) throw new TenureError("invalid", "forceRelease: expected one of owner and token");
+    return start((id) => this.#store.forceRelease(id, name, owner, token));
   }
 
   /** Removes a string that another program stored as a lock, and returns it; `null` if there is none. */

@@ -1,5 +1,5 @@
 import { start } from "./engine.js";
-import { millis, TenureError, type Time } from "./errors.js";
+import { checked, known, millis, TenureError, whole, type Time } from "./errors.js";
 import { guarded, held, Term, Turn } from "./guards.js";
 import type { CacheSpec, Hold, JobSpec, Store } from "./native.js";
 import type { Change, LastRun, Leader } from "./reports.js";
@@ -12,6 +12,8 @@ interface Waiting {
   /** What it does if the store does not answer. Default: `compute`. */
   outage?: "compute" | "fail";
 }
+
+const WAITING = ["wait", "overdue", "outage"] as const;
 
 /** How a cache keeps its values. */
 export interface CacheOptions extends Waiting {
@@ -71,7 +73,8 @@ export class Cache<T = any> {
 
   /** @internal */
   constructor(store: Store, readonly name: string, options: CacheOptions) {
-    const { ttl, stale, wait, codec = "json", ...others } = options;
+    const { ttl, stale, wait, codec = "json", ...others } = known(options, ["ttl", "codec", "stale", "early", "jitter", "maxBytes", ...WAITING]);
+    if (others.maxBytes !== undefined) whole("maxBytes", others.maxBytes);
     this.#store = store;
     this.#ttl = millis("ttl", ttl);
     this.#spec = { ...others, codec, ...times({ stale, wait }) };
@@ -132,8 +135,8 @@ export async function fill<T>(
     value = await (what === "get" ? get() : compute(fence));
     return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
   };
-  const wait = options.wait === undefined ? undefined : millis("wait", options.wait);
-  await start((id) => store.fill(id, name, wait, options.overdue, options.outage), { answer });
+  const { wait, overdue, outage } = known(options, WAITING);
+  await start((id) => store.fill(id, name, wait === undefined ? undefined : millis("wait", wait), overdue, outage), { answer });
   return value as T;
 }
 
@@ -149,7 +152,8 @@ export interface At {
   zone?: string;
 }
 
-function scheduled(period: string, { at = 0, zone }: At): Schedule {
+function scheduled(period: string, options: At): Schedule {
+  const { at = 0, zone } = known(options, ["at", "zone"]);
   const [, hours, minutes, seconds = 0] = /^(\d\d?):(\d\d)(?::(\d\d))?$/.exec(String(at)) ?? [];
   const time = hours === undefined ? millis("at", at) : ((Number(hours) * 60 + Number(minutes)) * 60 + Number(seconds)) * 1000;
   return { period, time, ...(zone === undefined ? {} : { zone }) };
@@ -162,7 +166,7 @@ export const weekly = (at: At = {}): Schedule => scheduled("weekly", at);
 /** Once a month. */
 export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
 /** At the times of a cron expression. */
-export const cron = (expression: string, { zone }: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...(zone === undefined ? {} : { zone }) });
+export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...known(zone, ["zone"]) });
 
 /** How a job repeats. */
 export interface JobOptions {
@@ -183,10 +187,11 @@ export class OncePer {
   readonly #spec: JobSpec;
 
   /** @internal */
-  constructor(store: Store, readonly name: string, period: Period, { openFor, ...options }: JobOptions) {
+  constructor(store: Store, readonly name: string, period: Period, options: JobOptions) {
+    const { openFor, ...others } = known(options, ["openFor", "reopensOn", "again"]);
     const schedule = typeof period === "object" ? period : { period: "every", time: millis("period", period) };
     this.#store = store;
-    this.#spec = { name, ...schedule, ...options, ...times({ openFor }) };
+    this.#spec = { name, ...schedule, ...others, ...times({ openFor }) };
   }
 
   /** Begins a run unless there has been one in this window, or there is one. */
@@ -197,13 +202,14 @@ export class OncePer {
 
   /** Runs the job unless it has run in this window. */
   async run<T>(job: (turn: Turn) => T | PromiseLike<T>, options: { signal?: AbortSignal } = {}): Promise<Run<T>> {
+    known(options, ["signal"]).signal?.throwIfAborted();
     const turn = await this.tryBegin();
     return turn === null ? { ran: false } : { ran: true, value: await held(turn, job, options.signal) };
   }
 
   /** Runs the job in each window until `signal` fires. A run in progress is finished; one that fails goes to `onError`. */
   async runEach(job: (turn: Turn) => unknown, options: { signal?: AbortSignal; onError?: (error: unknown) => void } = {}): Promise<void> {
-    const { signal, onError = (error) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = options;
+    const { signal, onError = (error: unknown) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = known(options, ["signal", "onError"]);
     while (!signal?.aborted) {
       const hold: Hold | null = await start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true });
       if (hold === null) return;
@@ -238,7 +244,8 @@ export class Election {
 
   /** Waits until this process leads. */
   async campaign(options: { signal?: AbortSignal } = {}): Promise<Term> {
-    return guarded(Term, await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), options));
+    const { signal } = known(options, ["signal"]);
+    return guarded(Term, await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), { signal }));
   }
 
   /** Waits until this process leads, does the work with the term, and resigns. */
@@ -257,8 +264,14 @@ export class Election {
   }
 
   /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
-  async *observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
-    const changes = this.#store.observe(this.name);
-    for (;;) yield await start<Change>((id) => changes.next(id), options);
+  observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
+    const { signal } = known(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
+    const first = start<Change | null>((id) => changes.tryNext(id), { signal });
+    first.catch(() => {}); // it is told by `next`
+    return (async function* () {
+      const leader = await first;
+      if (leader !== null) yield leader;
+      for (;;) yield await start<Change>((id) => changes.next(id), { signal });
+    })();
   }
 }
