@@ -284,7 +284,8 @@ fn job_of(locks: &tenure::Locks, spec: JobSpec) -> Result<tenure::OncePer> {
         period = period.open_for(millis("openFor", open_for)?);
     }
     let frees = match spec.reopens_on.as_deref() {
-        None | Some("nothing") => Frees::Nothing,
+        None => Frees::default(),
+        Some("nothing") => Frees::Nothing,
         Some("failure") => Frees::Failure,
         Some("failure_or_loss") => Frees::FailureOrLoss,
         Some(other) => {

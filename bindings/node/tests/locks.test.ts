@@ -238,6 +238,24 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.throws(() => tenure.daily({ at: "noon" }), code("invalid"));
     });
 
+    it("a_run_that_is_not_released_has_failed", async () => {
+      const job = locks.oncePer(name(), tenure.daily()), mine = new RangeError("mine");
+      await assert.rejects(job.run(() => 1, { signal: AbortSignal.abort(mine) }), mine);
+      assert.equal(await job.last(), null);
+      const failed = async () => {
+        await using _ = await job.tryBegin();
+        throw mine;
+      };
+      await assert.rejects(failed, mine);
+      assert.equal((await job.last())?.outcome, "failed");
+      {
+        await using turn = await job.tryBegin();
+        assert.ok(turn !== null, "a failure reopens the window");
+        await turn.release();
+      }
+      assert.equal((await job.last())?.outcome, "done");
+    });
+
     it("one_candidate_leads", async () => {
       const one = name(), stop = new AbortController();
       const seen: string[] = [];

@@ -123,12 +123,17 @@ export class Guard {
     return start((id) => this.hold.stopRequested(id), { isQuiet: true });
   }
 
-  /** Releases the lock unless that is done. A release without an answer goes on in the background. */
-  async [Symbol.asyncDispose](): Promise<void> {
+  /** @internal Ends the hold unless that is done. A request without an answer goes on in the background. */
+  async finish(what: "release" | "fail", why?: string): Promise<void> {
     if (this.hold.isReleased()) return;
     await this.change(what, why).catch((error: unknown) => {
       if (!(error instanceof TenureError) || error.code === "lost") throw error;
     });
+  }
+
+  /** Releases the lock unless that is done. A release without an answer goes on in the background. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.finish("release");
   }
 }
 
@@ -181,7 +186,7 @@ export class Turn extends Guard {
 
   /** Ends the run as failed. */
   async fail(why: unknown): Promise<void> {
-    await this.change("fail", why instanceof Error ? why.message : String(why));
+    await this.change("fail", textOf(why));
   }
 
   /** Ends the run as failed, unless it has been released: a block that throws does not reach its `release`. */
@@ -205,12 +210,12 @@ export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T |
     value = await work(guard);
   } catch (error) {
     const failure: Failure | null = guard.hold.loss();
-    if (!guard.hold.isReleased()) await (guard instanceof Turn ? guard.fail(error) : guard.release()).catch(() => {});
+    await guard.finish("fail", textOf(error)).catch(() => {});
     if (failure === null || error instanceof LostError) throw error;
     throw new LostError("lost", failure.message, { ...failure, cause: error });
   }
   try {
-    await guard[Symbol.asyncDispose]();
+    await guard.finish("release");
   } catch (error) {
     if (error instanceof LostError) error.value = value;
     throw error;

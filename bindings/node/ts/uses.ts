@@ -172,7 +172,7 @@ export const cron = (expression: string, zone: { zone?: string } = {}): Schedule
 export interface JobOptions {
   /** How long after the start of a window a run may begin. Default: the whole window. */
   openFor?: Time;
-  /** What lets a window be used again. Default: `nothing`. */
+  /** What lets a window be used again. Default: `failure`. */
   reopensOn?: "nothing" | "failure" | "failure_or_loss";
   /** Runs by hand although the job has run in its window. */
   again?: boolean;
