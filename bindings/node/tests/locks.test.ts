@@ -160,10 +160,18 @@ for (const [store, start] of Object.entries(STORES)) {
         await new Promise((fired) => guard.signal.addEventListener("abort", fired, { once: true }));
         assert.throws(() => guard.throwIfLost(), tenure.LostError);
         assert.ok(guard.signal.reason instanceof tenure.LostError);
+        assert.equal(await new Promise((told) => guard.on("lost", told)), guard.signal.reason, "also afterwards");
         return "late";
       });
       await assert.rejects(run, (error) => error instanceof tenure.LostError && error.value === "late" && error.lock === one);
       assert.equal(heard.length, 1);
+      const abort = new AbortController();
+      await locks.mutex(one).run(async (guard) => {
+        guard.on("lost", (reason) => heard.push(reason));
+        abort.abort();
+        await guard.verify();
+      }, { signal: abort.signal });
+      assert.equal(heard.length, 1, "an abort is no loss");
     });
 
     it("an_abort_at_any_await_leaves_nothing", async () => {

@@ -188,6 +188,18 @@ describe("processes and threads", { concurrency: true }, () => {
     assert.equal(readFileSync(file, "utf8"), "60");
   });
 
+  it("a_listener_of_events_that_throws_loses_no_result", async () => {
+    const program = Program.script("memory:", `process.on("uncaughtException", (error) => (uncaught = error));
+      let uncaught;
+      tenure.log("trace", () => { throw new Error("mine"); });
+      const locks = await tenure.connect(url);
+      setTimeout(() => process.exit(1), 20_000).unref();
+      await (await locks.mutex("a").lock()).release();
+      for (; uncaught === undefined; await sleep(1));
+      console.log(uncaught.message);`);
+    assert.deepEqual(await program.success(), ["mine"]);
+  });
+
   it("20000_dropped_guards_are_given_back", async () => {
     const program = Program.script("memory:", `const locks = await tenure.connect(url);
       const held = () => Number(/^tenure_held\\{[^}]*\\} (\\d+)/m.exec(locks.prometheus())?.[1] ?? NaN);

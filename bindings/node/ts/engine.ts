@@ -146,7 +146,16 @@ export function start<T>(begin: (id: number) => void, options: CallOptions = {})
 }
 
 function tell(event: LogEvent): void {
-  if (listener !== undefined) return listener(event);
+  if (listener !== undefined) {
+    try {
+      return listener(event);
+    } catch (error) {
+      // Uncaught, but the messages behind it arrive.
+      return queueMicrotask(() => {
+        throw error;
+      });
+    }
+  }
   const { level: _, message, ...fields } = event;
   const details = Object.entries(fields).map(([name, value]) => ` ${name}=${value}`);
   process.emitWarning(message + details.join(""), "TenureWarning");

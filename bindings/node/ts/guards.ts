@@ -65,8 +65,7 @@ export class Guard {
 
   /** Calls `listener` with the reason if the lock is lost, also if that was before. */
   on(_event: "lost", listener: (reason: LostError) => void): this {
-    const { signal } = this;
-    signal.addEventListener("abort", () => listener(signal.reason), { once: true });
+    void this.ended.then((reason) => reason && listener(reason));
     return this;
   }
 
