@@ -29,6 +29,9 @@ const FAILED: u32 = 1;
 const ASKED: u32 = 2;
 const EVENT: u32 = 3;
 
+/// How long the end of a worker waits for a call that is in progress.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// What JavaScript answers: a value, if there is one, and how long it is to be kept.
 pub type Answer = (Option<Vec<u8>>, Option<Duration>);
 
@@ -166,13 +169,19 @@ impl Thread {
             slot.clear();
         }
     }
+}
 
-    /// Ends all that the thread waits for and holds.
-    fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
-        self.cancel_calls(None);
-        self.release_holds(None);
-        lock(&self.questions).clear();
+/// Ends all that these threads wait for and hold. Blocks until their calls have ended, for at most `most`.
+fn end(threads: &[Arc<Thread>], most: Duration) {
+    // Waiters first: a release would grant its lock to one of them.
+    for thread in threads {
+        thread.is_over.store(true, Ordering::Release);
+        thread.cancel_calls(None);
+    }
+    settle(most);
+    for thread in threads {
+        thread.release_holds(None);
+        lock(&thread.questions).clear();
     }
 }
 
@@ -204,7 +213,7 @@ impl Channel {
             is_over: AtomicBool::new(false),
         });
         // For a worker that is terminated; others close before.
-        env.add_env_cleanup_hook(Arc::clone(&thread), |thread| thread.end()).map_err(failed)?;
+        env.add_env_cleanup_hook(Arc::clone(&thread), |thread| end(&[thread], SETTLE)).map_err(failed)?;
         let mut threads = lock(&THREADS);
         threads.retain(|thread| thread.strong_count() > 0);
         threads.push(Arc::downgrade(&thread));
@@ -281,15 +290,7 @@ impl Channel {
 }
 
 fn close(threads: &[Arc<Thread>], most: Duration) {
-    // Waiters first: a release would grant its lock to one of them.
-    for thread in threads {
-        thread.is_over.store(true, Ordering::Release);
-        thread.cancel_calls(None);
-    }
-    settle(most / 2);
-    for thread in threads {
-        thread.end();
-    }
+    end(threads, most / 2);
     flush(most / 2);
 }
 

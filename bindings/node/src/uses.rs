@@ -30,9 +30,9 @@ impl CacheValue for Json {
     }
 }
 
-/// A failure that JavaScript replaces by its own error.
+/// JavaScript replaces this failure by its own error; without one its thread has ended.
 fn refused(_: Refused) -> Failure {
-    Failure::new("thrown", "a function failed")
+    Failure::new("closed", "the locks are closed")
 }
 
 /// Whether to compute, the default, or to fail.

@@ -213,6 +213,10 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.deepEqual(all, Array.from({ length: 20 }, () => ({ rate: 1 })));
       assert.deepEqual(await rates.get("eur"), { rate: 1 });
       assert.deepEqual(await rates.refresh("eur", compute), { rate: 2 });
+      for (const other of [new tenure.Absent("1h"), new tenure.Uncached({ rate: 3 })]) {
+        await assert.rejects(rates.refresh("eur", () => other as never), code("invalid"));
+      }
+      assert.deepEqual(await rates.get("eur"), { rate: 2 });
       await rates.invalidate("eur");
       assert.equal(await rates.get("eur"), null);
       assert.equal(await rates.get("none", () => new tenure.Absent("1h")), null);
@@ -342,6 +346,15 @@ it("invalid_arguments_are_refused_at_once", async () => {
   await guard.verify();
   assert.throws(() => tenure.open("nonsense://x"), (error) => error instanceof tenure.TenureError);
   await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
+});
+
+it("changes_of_leadership_are_observed_from_the_call_on", async () => {
+  const locks = await tenure.connect("memory:");
+  const changes = locks.election("a").observe();
+  for (const payload of ["first", "second"]) await locks.election("a", { payload }).lead(() => 0);
+  const seen = [];
+  for await (const change of changes) if (seen.push(`${change.what} ${change.leader?.payload}`) === 3) break;
+  assert.deepEqual(seen, ["elected first", "resigned first", "elected second"]);
 });
 
 it("close_ends_waits_and_gives_back", async () => {

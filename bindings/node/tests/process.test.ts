@@ -159,6 +159,26 @@ describe("processes and threads", { concurrency: true }, () => {
     }
   });
 
+  it("a_worker_that_is_terminated_while_it_is_granted_locks_keeps_none", async () => {
+    const source = `
+      const { parentPort, workerData } = require("node:worker_threads");
+      const tenure = require("tenure");
+      (async () => {
+        const locks = await tenure.connect(workerData.url, { opTimeout: "20s" });
+        const short = locks.with({ ttl: "1s" });
+        const all = Array.from({ length: 300 }, (_, at) => short.mutex(workerData.lock + at).lock());
+        parentPort.postMessage(await all[0]?.name);
+      })();`;
+    const url = `file:${directory()}/locks`, granted = await tenure.connect(url);
+    for (let round = 0; round < 4; round++) {
+      const one = new Worker(source, { eval: true, workerData: { url, lock: name() } });
+      await said(one);
+      await one.terminate();
+      await eventually("all are free", async () => (await granted.list().next()).done);
+    }
+    await granted.close();
+  });
+
   it("a_worker_alone_loads_and_unloads_the_addon", async () => {
     const source = `const { Worker } = require("node:worker_threads");
       (async () => { for (let round = 0; round < 10; round++) {

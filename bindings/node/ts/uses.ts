@@ -85,6 +85,7 @@ export class Cache<T = any> {
   async #ask(key: string, what: string, compute?: () => unknown): Promise<any> {
     const answer = async () => {
       const value = await compute?.();
+      if (what === "refresh" && (value instanceof Absent || value instanceof Uncached)) throw new TenureError("invalid", "refresh: expected a value to store");
       if (value instanceof Absent) return { ttl: millis("ttl", value.ttl) };
       if (value instanceof Uncached) return { bytes: encoded(this.#spec.codec, value.value) };
       return { bytes: encoded(this.#spec.codec, value), ttl: this.#ttl };
