@@ -51,8 +51,7 @@ pub struct Thread {
     queue: Mutex<Vec<(u32, u32, Value)>>,
     calls: Mutex<BTreeMap<u32, Call>>,
     questions: Mutex<BTreeMap<u32, oneshot::Sender<std::result::Result<Answer, Refused>>>>,
-    /// Each with its clients.
-    holds: Mutex<BTreeMap<u64, (Vec<u32>, Weak<Slot>)>>,
+    holds: Mutex<BTreeMap<u64, Weak<Slot>>>,
     next: AtomicU64,
     is_over: AtomicBool,
 }
@@ -129,10 +128,10 @@ impl Thread {
         async move { answer.await.unwrap_or(Err(Refused)) }
     }
 
-    pub fn add_hold(&self, clients: Vec<u32>, slot: &Arc<Slot>) -> u64 {
+    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let mut holds = lock(&self.holds);
-        holds.insert(id, (clients, Arc::downgrade(slot)));
+        holds.insert(id, Arc::downgrade(slot));
         // Later than `release_holds` of the end.
         if self.is_over() {
             slot.clear();
@@ -159,14 +158,11 @@ impl Thread {
 
     /// Releases the holds of a client, or of all clients, in the background.
     pub fn release_holds(&self, client: Option<u32>) {
-        let mut released = Vec::new();
-        lock(&self.holds).retain(|_, (of, slot)| {
-            let stays = client.is_some_and(|client| !of.contains(&client));
-            released.extend(if stays { None } else { slot.upgrade() });
-            stays
-        });
-        for slot in released {
-            slot.clear();
+        let held: Vec<_> = lock(&self.holds).values().filter_map(Weak::upgrade).collect();
+        for slot in held {
+            if client.is_none_or(|client| slot.clients.contains(&client)) {
+                slot.clear();
+            }
         }
     }
 }
@@ -272,7 +268,7 @@ impl Channel {
     /// Whether the thread holds a lock.
     #[napi]
     pub fn is_holding(&self) -> bool {
-        lock(&self.thread.holds).values().any(|(_, slot)| slot.upgrade().is_some_and(|slot| slot.is_held()))
+        lock(&self.thread.holds).values().any(|slot| slot.upgrade().is_some_and(|slot| slot.is_held()))
     }
 
     /// Cancels all calls, releases all locks, and blocks until that is done, for at most `time` milliseconds: of this

@@ -115,6 +115,8 @@ pub struct Slot {
     held: RwLock<Option<Held>>,
     /// The end of the hold, known also during a change.
     lost: Lost,
+    /// The clients of its stores: when one is closed, the hold ends.
+    pub clients: Vec<u32>,
 }
 
 impl Slot {
@@ -181,8 +183,9 @@ impl Hold {
             _ => None,
         };
         let lost = held.lost();
-        let slot = Arc::new(Slot { held: RwLock::new(Some(held)), lost });
-        let id = Handle::add_hold(&stores, &slot);
+        let clients = stores.iter().map(Handle::client).collect();
+        let slot = Arc::new(Slot { held: RwLock::new(Some(held)), lost, clients });
+        let id = stores[0].thread().add_hold(&slot);
         Self { slot, stores, id, name, owner, parts, window }
     }
 
@@ -198,7 +201,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         let was_held = self.slot.clear();
-        self.stores[0].remove_hold(self.id, was_held);
+        self.stores[0].thread().remove_hold(self.id, was_held);
     }
 }
 

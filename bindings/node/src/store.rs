@@ -12,8 +12,8 @@ use tenure::{Listing, Multi, Observer, Owner, Renewal};
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
 use crate::error::{Result, checked, closed, invalid, millis};
-use crate::hold::{Held, Hold, Slot};
-use crate::kinds::{Kind, LockSpec, Wait, acquire, owner};
+use crate::hold::{Held, Hold};
+use crate::kinds::{Kind, LockSpec, acquire, owner};
 use crate::value::{self, Value};
 
 type Cell = Mutex<Option<tenure::Locks>>;
@@ -68,14 +68,8 @@ impl Handle {
         &self.client.thread
     }
 
-    /// Adds a hold, which is released when any of these is closed.
-    pub fn add_hold(all: &[Self], slot: &Arc<Slot>) -> u64 {
-        let clients = all.iter().map(|handle| handle.client.number).collect();
-        all[0].client.thread.add_hold(clients, slot)
-    }
-
-    pub fn remove_hold(&self, id: u64, was_held: bool) {
-        self.client.thread.remove_hold(id, was_held);
+    pub fn client(&self) -> u32 {
+        self.client.number
     }
 
     /// A hold, or `null` for a busy lock.
@@ -133,7 +127,7 @@ impl Store {
     }
 
     fn acquire(&self, id: u32, stores: Vec<Handle>, kind: Kind, wait: Option<f64>) -> Result<()> {
-        let wait = Wait::of(wait)?;
+        let wait = wait.map(|wait| millis("waitMs", wait)).transpose()?;
         self.handle.call(id, async move { Ok(granted(stores, acquire(&kind, wait).await?)) });
         Ok(())
     }
