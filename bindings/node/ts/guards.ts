@@ -1,4 +1,4 @@
-import { checked, errorOf, known, LostError, millis, TenureError, type Failure, type Time } from "./errors.js";
+import { errorOf, LostError, millis, optionsOf, TenureError, type Failure, type Time } from "./errors.js";
 import { start } from "./engine.js";
 import type { Hold } from "./native.js";
 import type { StopRequest } from "./reports.js";
@@ -145,8 +145,7 @@ export class RwGuard extends Guard {
 
   /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
   async upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
-    const { waitMs } = known(options, ["waitMs"]);
-    return this.change("upgrade", undefined, waitMs === undefined ? undefined : millis("waitMs", waitMs));
+    return this.change("upgrade", undefined, optionsOf(options, [], ["waitMs"]).waitMs);
   }
 }
 
@@ -222,7 +221,8 @@ export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T |
   return value;
 }
 
-/** The guard of a lock that is not busy. */
-export function guarded<G extends Guard>(kind: new (hold: Hold) => G, hold: Hold): G {
-  return checked(() => new kind(hold));
+/** The guard of a hold, or `null` for a busy lock. */
+export async function granted<G extends Guard>(kind: new (hold: Hold) => G, asked: Promise<Hold | null>): Promise<G | null> {
+  const hold = await asked;
+  return hold === null ? null : new kind(hold);
 }

@@ -1,8 +1,7 @@
-import { catchSignals, native, start } from "./engine.js";
-import { BusyError, checked, known, millis, TenureError, whole, type Time } from "./errors.js";
-import { Guard, guarded, held, MultiGuard, RwGuard } from "./guards.js";
-import { channel } from "./engine.js";
-import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
+import { catchSignals, channel, native, start } from "./engine.js";
+import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
+import { granted, Guard, held, MultiGuard, RwGuard } from "./guards.js";
+import type { Hold, LockSpec, Store } from "./native.js";
 import type { ForcedRelease, JobStatus, Status } from "./reports.js";
 import { Cache, Election, fill, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
 
@@ -32,14 +31,11 @@ export interface Options {
   groupBy?: string;
 }
 
-const TIMES: readonly string[] = ["ttl", "maxHold", "grace", "opTimeout", "patience"] satisfies (keyof Options)[];
-const NAMES = [...TIMES, "renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as (keyof Options)[];
+const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"] as const;
+const OTHERS = ["renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as const;
 
 function configured(store: Store, options: Options | undefined): Store {
-  if (options === undefined) return store;
-  const given = Object.entries(known(options, NAMES)).filter(([, value]) => value !== undefined);
-  const all = given.map(([name, value]) => [name, TIMES.includes(name) ? millis(name, value) : value]);
-  return checked(() => store.configured(Object.fromEntries(all) as StoreOptions));
+  return options === undefined ? store : checked(() => store.configured(optionsOf(options, OTHERS, TIMES)));
 }
 
 /** How long to wait for a lock. */
@@ -65,12 +61,10 @@ export class Lock<G extends Guard = Guard> {
     return [this.spec].flat().map(({ name }) => name).join(", ");
   }
 
-  async #acquire(options: Wait, waitMs = options.waitMs): Promise<G | null> {
-    const { spec, store } = this, { signal } = known(options, ["waitMs", "signal"]);
-    const wait = waitMs === undefined ? undefined : millis("waitMs", waitMs);
+  async #acquire(options: Wait, limit?: number): Promise<G | null> {
+    const { spec, store } = this, { waitMs: wait = limit, signal } = optionsOf(options, ["signal"], ["waitMs"]);
     const all = (id: number, parts: Lock[]) => store.lockAll(id, parts.map((part) => part.store), parts.map((part) => part.spec as LockSpec), wait);
-    const hold: Hold | null = await start((id) => Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait), { signal });
-    return hold === null ? null : guarded(this.guard, hold);
+    return granted(this.guard, start((id) => (Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait)), { signal }));
   }
 
   /** Waits until the lock is granted. Rejects with a `BusyError` after `waitMs`, and with the reason of `signal`. */
@@ -83,7 +77,7 @@ export class Lock<G extends Guard = Guard> {
 
   /** Tries once, or waits for at most `waitMs`. Resolves with `null` if the lock is busy. */
   tryLock(options: Wait = {}): Promise<G | null> {
-    return this.#acquire(options, options.waitMs ?? 0);
+    return this.#acquire(options, 0);
   }
 
   /**
@@ -221,7 +215,7 @@ export class Locks {
 
   /** An election of one leader. The payload tells others how to reach the leader. */
   election(name: string, options: { payload?: string } = {}): Election {
-    return new Election(this.#store, name, known(options, ["payload"]).payload ?? "");
+    return new Election(this.#store, name, optionsOf(options, ["payload"]).payload ?? "");
   }
 
   /** The state of a lock with its holders, or `null` if it is free. */
@@ -249,7 +243,7 @@ export class Locks {
   /** Ends the hold of this owner, or with this token, and no other. */
   forceRelease(name: string, only: { owner: string } | { token: bigint }): Promise<ForcedRelease>;
   async forceRelease(name: string, only?: { owner?: string; token?: bigint }): Promise<any> {
-    const { owner, token } = only === undefined ? {} : known(only, ["owner", "token"]);
+    const { owner, token } = only === undefined ? {} : optionsOf(only, ["owner", "token"]);
     if (only !== undefined && (owner == null) === (token == null)) throw new TenureError("invalid", "forceRelease: expected one of owner and token");
     return start((id) => this.#store.forceRelease(id, name, owner, token));
   }
@@ -265,9 +259,8 @@ export class Locks {
   }
 
   /** Takes over a hold that `Guard.detach` gave up, perhaps in another process; `null` if it has ended. */
-  async resume(name: string, owner: string): Promise<Guard | null> {
-    const hold: Hold | null = await start((id) => this.#store.resume(id, name, owner));
-    return hold === null ? null : guarded(Guard, hold);
+  resume(name: string, owner: string): Promise<Guard | null> {
+    return granted(Guard, start((id) => this.#store.resume(id, name, owner)));
   }
 
   /** Extends a detached hold to a full ttl, and returns its remaining milliseconds; `null` if it has ended. */

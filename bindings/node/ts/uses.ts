@@ -1,6 +1,6 @@
 import { start } from "./engine.js";
-import { checked, known, millis, TenureError, whole, type Time } from "./errors.js";
-import { guarded, held, Term, Turn } from "./guards.js";
+import { checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
+import { granted, held, Term, Turn } from "./guards.js";
 import type { CacheSpec, Hold, JobSpec, Store } from "./native.js";
 import type { Change, LastRun, Leader } from "./reports.js";
 
@@ -12,8 +12,6 @@ interface Waiting {
   /** What it does if the store does not answer. Default: `compute`. */
   outage?: "compute" | "fail";
 }
-
-const WAITING = ["wait", "overdue", "outage"] as const;
 
 /** How a cache keeps its values. */
 export interface CacheOptions extends Waiting {
@@ -73,11 +71,12 @@ export class Cache<T = any> {
 
   /** @internal */
   constructor(store: Store, readonly name: string, options: CacheOptions) {
-    const { ttl, stale, wait, codec = "json", ...others } = known(options, ["ttl", "codec", "stale", "early", "jitter", "maxBytes", ...WAITING]);
+    const names = ["overdue", "outage", "codec", "early", "jitter", "maxBytes"] as const;
+    const { ttl, codec = "json", ...others } = optionsOf(options, names, ["ttl", "stale", "wait"]);
     if (others.maxBytes !== undefined) whole("maxBytes", others.maxBytes);
     this.#store = store;
     this.#ttl = millis("ttl", ttl);
-    this.#spec = { ...others, codec, ...times({ stale, wait }) };
+    this.#spec = { ...others, codec };
     this.#decode = DECODERS[codec];
     if (this.#decode === undefined) throw new TenureError("invalid", `codec: got ${codec}, expected json, text or bytes`);
   }
@@ -115,11 +114,6 @@ export class Cache<T = any> {
   }
 }
 
-function times(all: Record<string, Time | undefined>): Record<string, number> {
-  const given = Object.entries(all).filter((entry): entry is [string, Time] => entry[1] !== undefined);
-  return Object.fromEntries(given.map(([name, time]) => [name, millis(name, time)]));
-}
-
 /** How a cache of the program's own is filled. */
 export type FillOptions = Waiting;
 
@@ -136,8 +130,8 @@ export async function fill<T>(
     value = await (what === "get" ? get() : compute(fence));
     return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
   };
-  const { wait, overdue, outage } = known(options, WAITING);
-  await start((id) => store.fill(id, name, wait === undefined ? undefined : millis("wait", wait), overdue, outage), { answer });
+  const { wait, overdue, outage } = optionsOf(options, ["overdue", "outage"], ["wait"]);
+  await start((id) => store.fill(id, name, wait, overdue, outage), { answer });
   return value as T;
 }
 
@@ -154,7 +148,7 @@ export interface At {
 }
 
 function scheduled(period: string, options: At): Schedule {
-  const { at = 0, zone } = known(options, ["at", "zone"]);
+  const { at = 0, zone } = optionsOf(options, ["at", "zone"]);
   const [, hours, minutes, seconds = 0] = /^(\d\d?):(\d\d)(?::(\d\d))?$/.exec(String(at)) ?? [];
   const time = hours === undefined ? millis("at", at) : ((Number(hours) * 60 + Number(minutes)) * 60 + Number(seconds)) * 1000;
   return { period, time, ...(zone === undefined ? {} : { zone }) };
@@ -167,7 +161,7 @@ export const weekly = (at: At = {}): Schedule => scheduled("weekly", at);
 /** Once a month. */
 export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
 /** At the times of a cron expression. */
-export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...known(zone, ["zone"]) });
+export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...optionsOf(zone, ["zone"]) });
 
 /** How a job repeats. */
 export interface JobOptions {
@@ -189,32 +183,30 @@ export class OncePer {
 
   /** @internal */
   constructor(store: Store, readonly name: string, period: Period, options: JobOptions) {
-    const { openFor, ...others } = known(options, ["openFor", "reopensOn", "again"]);
     const schedule = typeof period === "object" ? period : { period: "every", time: millis("period", period) };
     this.#store = store;
-    this.#spec = { name, ...schedule, ...others, ...times({ openFor }) };
+    this.#spec = { name, ...schedule, ...optionsOf(options, ["reopensOn", "again"], ["openFor"]) };
   }
 
   /** Begins a run unless there has been one in this window, or there is one. */
-  async tryBegin(): Promise<Turn | null> {
-    const hold: Hold | null = await start((id) => this.#store.begin(id, this.#spec));
-    return hold === null ? null : guarded(Turn, hold);
+  tryBegin(): Promise<Turn | null> {
+    return granted(Turn, start((id) => this.#store.begin(id, this.#spec)));
   }
 
   /** Runs the job unless it has run in this window. */
   async run<T>(job: (turn: Turn) => T | PromiseLike<T>, options: { signal?: AbortSignal } = {}): Promise<Run<T>> {
-    known(options, ["signal"]).signal?.throwIfAborted();
+    optionsOf(options, ["signal"]).signal?.throwIfAborted();
     const turn = await this.tryBegin();
     return turn === null ? { ran: false } : { ran: true, value: await held(turn, job, options.signal) };
   }
 
   /** Runs the job in each window until `signal` fires. A run in progress is finished; one that fails goes to `onError`. */
   async runEach(job: (turn: Turn) => unknown, options: { signal?: AbortSignal; onError?: (error: unknown) => void } = {}): Promise<void> {
-    const { signal, onError = (error: unknown) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = known(options, ["signal", "onError"]);
+    const { signal, onError = (error: unknown) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = optionsOf(options, ["signal", "onError"]);
     while (!signal?.aborted) {
-      const hold: Hold | null = await start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true });
-      if (hold === null) return;
-      await held(guarded(Turn, hold), job).catch(onError);
+      const turn = await granted(Turn, start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true }));
+      if (turn === null) return;
+      await held(turn, job).catch(onError);
     }
   }
 
@@ -245,8 +237,8 @@ export class Election {
 
   /** Waits until this process leads. */
   async campaign(options: { signal?: AbortSignal } = {}): Promise<Term> {
-    const { signal } = known(options, ["signal"]);
-    return guarded(Term, await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), { signal }));
+    const { signal } = optionsOf(options, ["signal"]);
+    return new Term(await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), { signal }));
   }
 
   /** Waits until this process leads, does the work with the term, and resigns. */
@@ -266,7 +258,7 @@ export class Election {
 
   /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
   observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
-    const { signal } = known(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
+    const { signal } = optionsOf(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
     const first = start<Change | null>((id) => changes.tryNext(id), { signal });
     first.catch(() => {}); // it is told by `next`
     return (async function* () {
