@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, Weak};
 use napi::bindgen_prelude::BigInt;
 use napi_derive::napi;
 use tenure::metrics::Groups;
-use tenure::{Listing, Multi, Observer, Owner, Renewal};
+use tenure::{Elections, Jobs, Listing, Multi, Observer, Owner, Renewal};
 
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
@@ -278,21 +278,15 @@ impl Store {
         self.start(id, async move |locks| Ok(locks.inspect(name).await?.into()))
     }
 
-    /// The held locks.
+    /// The held `locks`, `jobs` or `elections`.
     #[napi]
-    pub fn list(&self, prefix: String) -> Result<Stream> {
-        Ok(self.stream(Source::Locks(checked(self.locks()?.list(&prefix))?)))
-    }
-
-    #[napi]
-    pub fn jobs(&self, id: u32, prefix: String) -> Result<()> {
-        self.start(id, async move |locks| {
-            let (mut jobs, mut found) = (locks.jobs(&prefix)?, Vec::new());
-            while let Some(job) = jobs.next().await? {
-                found.push(Value::from(job));
-            }
-            Ok(found.into())
-        })
+    pub fn list(&self, what: String, prefix: String) -> Result<Stream> {
+        let locks = self.locks()?;
+        Ok(self.stream(match what.as_str() {
+            "jobs" => Source::Jobs(checked(locks.jobs(&prefix))?),
+            "elections" => Source::Elections(checked(locks.elections(&prefix))?),
+            _ => Source::Locks(checked(locks.list(&prefix))?),
+        }))
     }
 
     /// Ends all holds, that of an owner, or that with a token.
@@ -356,10 +350,12 @@ impl Store {
 /// Where a stream comes from.
 pub enum Source {
     Locks(Listing),
+    Jobs(Jobs),
+    Elections(Elections),
     Changes(Observer),
 }
 
-/// Values that come one by one: locks, or the changes of an election.
+/// Values that come one by one.
 #[napi]
 pub struct Stream {
     source: Arc<tokio::sync::Mutex<Source>>,
@@ -375,6 +371,8 @@ impl Stream {
         self.handle.call(id, async move {
             Ok(match &mut *source.lock().await {
                 Source::Locks(listing) => listing.next().await?.into(),
+                Source::Jobs(jobs) => jobs.next().await?.into(),
+                Source::Elections(elections) => elections.next().await?.into(),
                 Source::Changes(observer) => observer.next().await?.into(),
             })
         });
@@ -387,7 +385,7 @@ impl Stream {
         self.handle.call(id, async move {
             Ok(match &mut *source.lock().await {
                 Source::Changes(observer) => observer.try_next().await?.into(),
-                Source::Locks(_) => Value::Null,
+                _ => Value::Null,
             })
         });
     }

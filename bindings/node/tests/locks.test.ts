@@ -93,6 +93,7 @@ for (const [store, start] of Object.entries(STORES)) {
       await upgradeable.release();
 
       const semaphore = locks.semaphore(slots, 3);
+      assert.equal(semaphore.permits, 3);
       await using _two = await semaphore.many(2).lock();
       await using _one = await semaphore.lock();
       assert.equal(await semaphore.tryLock(), null);
@@ -279,6 +280,8 @@ for (const [store, start] of Object.entries(STORES)) {
         const waiting = others.election(one, { payload: "b" }).campaign({ signal: AbortSignal.timeout(50) });
         await assert.rejects(waiting, { name: "TimeoutError" });
         await term.update("c");
+        const [status] = await locks.elections(one);
+        assert.deepEqual([status?.leader?.payload, status?.leader?.fence, status?.hold?.owner], ["c", term.fence, term.owner]);
         const asked = term.stopRequested();
         assert.equal((await locks.election(one).requestStop("enough"))?.payload, "c");
         return (await asked)?.reason;

@@ -2,7 +2,7 @@ import { catchSignals, channel, native, start } from "./engine.js";
 import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
 import { granted, Guard, held, MultiGuard, RwGuard } from "./guards.js";
 import type { Hold, LockSpec, Store } from "./native.js";
-import type { ForcedRelease, JobStatus, Status } from "./reports.js";
+import type { ElectionStatus, ForcedRelease, JobStatus, Status } from "./reports.js";
 import { Cache, Election, fill, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
 
 /** How locks are held. */
@@ -115,6 +115,11 @@ export class RwLock {
 
 /** A lock with several permits. */
 export class Semaphore extends Lock {
+  /** The number of permits that this program expects. */
+  get permits(): number {
+    return (this.spec as LockSpec).permits as number;
+  }
+
   /** Takes this number of permits at once. */
   many(taken: number): Lock {
     return new Lock(this.store, { ...(this.spec as LockSpec), taken: whole("permits", taken) }, Guard);
@@ -124,6 +129,12 @@ export class Semaphore extends Lock {
   async setPermits(permits: number): Promise<void> {
     await start((id) => this.store.setPermits(id, this.name, whole("permits", permits)));
   }
+}
+
+async function all<T>(listed: AsyncIterable<T>): Promise<T[]> {
+  const found: T[] = [];
+  for await (const one of listed) found.push(one);
+  return found;
 }
 
 /** The locks of a store: see `connect`. */
@@ -223,19 +234,24 @@ export class Locks {
     return start((id) => this.#store.inspect(id, name));
   }
 
+  async *#listed<T>(what: string, prefix: string): AsyncGenerator<T, void> {
+    const listed = checked(() => this.#store.list(what, prefix));
+    for (let next; (next = await start<T | null>((id) => listed.next(id))) !== null; ) yield next;
+  }
+
   /** The held locks whose names begin with `prefix`. It scans the whole store. */
-  async *list(prefix = ""): AsyncGenerator<Status, void> {
-    const listed = checked(() => this.#store.list(prefix));
-    for (;;) {
-      const status: Status | null = await start((id) => listed.next(id));
-      if (status === null) return;
-      yield status;
-    }
+  list(prefix = ""): AsyncGenerator<Status, void> {
+    return this.#listed("locks", prefix);
   }
 
   /** The jobs of `oncePer` that have run and whose names begin with `prefix`. It scans the whole store. */
   jobs(prefix = ""): Promise<JobStatus[]> {
-    return start((id) => this.#store.jobs(id, prefix));
+    return all(this.#listed("jobs", prefix));
+  }
+
+  /** The elections whose names begin with `prefix`. It scans the whole store. */
+  elections(prefix = ""): Promise<ElectionStatus[]> {
+    return all(this.#listed("elections", prefix));
   }
 
   /** Ends all holds of a lock, and returns its holders, or `null`. It breaks exclusion until the holders notice. */
