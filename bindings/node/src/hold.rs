@@ -103,13 +103,6 @@ impl Held {
     }
 }
 
-/// What becomes of a guard: see `Hold::change`.
-struct Change {
-    what: String,
-    text: String,
-    time: Option<Duration>,
-}
-
 /// Holds the guard until it is released. Requests share it; a change waits for them.
 pub struct Slot {
     held: RwLock<Option<Held>>,
@@ -125,9 +118,9 @@ impl Slot {
         RwLockReadGuard::try_map(held, Option::as_ref).map_err(|_| released())
     }
 
-    async fn change(&self, change: Change) -> Outcome {
+    async fn change(&self, what: &str, text: String, time: Option<Duration>) -> Outcome {
         let mut held = self.held.write().await;
-        let (stays, result) = changed(held.take().ok_or_else(released)?, change).await;
+        let (stays, result) = changed(held.take().ok_or_else(released)?, what, text, time).await;
         *held = stays;
         Ok(result?)
     }
@@ -210,9 +203,13 @@ fn ended(end: HoldEnd) -> Value {
 }
 
 /// Changes a guard. Returns the one that stays, and the result: null if the guard is of another kind.
-async fn changed(held: Held, change: Change) -> (Option<Held>, tenure::Result<Value>) {
-    let Change { what, text, time } = change;
-    match (what.as_str(), held) {
+async fn changed(
+    held: Held,
+    what: &str,
+    text: String,
+    time: Option<Duration>,
+) -> (Option<Held>, tenure::Result<Value>) {
+    match (what, held) {
         ("fail", Held::Turn(turn)) => (None, turn.fail(text).await.map(|()| true.into())),
         ("release" | "fail", held) => (None, held.release().await.map(|()| true.into())),
         ("downgrade", Held::Write(guard)) => match guard.downgrade().await {
@@ -352,8 +349,7 @@ impl Hold {
     #[napi]
     pub fn change(&self, id: u32, what: String, text: Option<String>, time: Option<f64>) -> Result<()> {
         let time = time.map(|time| millis("time", time)).transpose()?;
-        let change = Change { what, text: text.unwrap_or_default(), time };
-        self.start(id, async move |slot| slot.change(change).await);
+        self.start(id, async move |slot| slot.change(&what, text.unwrap_or_default(), time).await);
         Ok(())
     }
 }

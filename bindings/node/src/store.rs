@@ -151,32 +151,27 @@ impl Store {
     /// The same store with changed options.
     #[napi]
     pub fn configured(&self, options: StoreOptions) -> Result<Self> {
+        let locks = self.locks()?;
+        let mut all = locks.options().clone();
         let time = |what: &str, value: Option<f64>| value.map(|value| millis(what, value)).transpose();
-        let (ttl, max_hold) = (time("ttl", options.ttl)?, time("maxHold", options.max_hold)?);
-        let (grace, op_timeout) = (time("grace", options.grace)?, time("opTimeout", options.op_timeout)?);
-        let patience = time("patience", options.patience)?;
+        all.ttl = time("ttl", options.ttl)?.unwrap_or(all.ttl);
+        all.max_hold = time("maxHold", options.max_hold)?.or(all.max_hold);
+        all.grace = time("grace", options.grace)?.unwrap_or(all.grace);
+        all.op_timeout = time("opTimeout", options.op_timeout)?.unwrap_or(all.op_timeout);
+        all.patience = time("patience", options.patience)?.unwrap_or(all.patience);
+        if let Some(renew) = options.renew {
+            all.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
+        }
+        all.inherit_liveness = options.inherit_liveness.unwrap_or(all.inherit_liveness);
+        all.label = options.label.unwrap_or(all.label);
+        all.prefix = options.prefix.unwrap_or(all.prefix);
+        all.unfenced = options.unfenced.unwrap_or(all.unfenced);
         let mut group_by = options.group_by.as_deref().unwrap_or_default().chars();
-        let separator = group_by.next();
+        all.groups = group_by.next().map_or(all.groups, Groups::by_prefix);
         if group_by.next().is_some() {
             return Err(invalid("groupBy: expected one character"));
         }
-        let change = |mut all: tenure::Options| {
-            all.ttl = ttl.unwrap_or(all.ttl);
-            if let Some(renew) = options.renew {
-                all.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
-            }
-            all.max_hold = max_hold.or(all.max_hold);
-            all.grace = grace.unwrap_or(all.grace);
-            all.inherit_liveness = options.inherit_liveness.unwrap_or(all.inherit_liveness);
-            all.op_timeout = op_timeout.unwrap_or(all.op_timeout);
-            all.patience = patience.unwrap_or(all.patience);
-            all.label = options.label.unwrap_or(all.label);
-            all.prefix = options.prefix.unwrap_or(all.prefix);
-            all.unfenced = options.unfenced.unwrap_or(all.unfenced);
-            all.groups = separator.map_or(all.groups, Groups::by_prefix);
-            all
-        };
-        let locks = checked(self.locks()?.with(change))?;
+        let locks = checked(locks.with(|_| all))?;
         Ok(Self { handle: Handle::with(Arc::clone(&self.handle.client), locks) })
     }
 
@@ -364,28 +359,17 @@ pub struct Stream {
 
 #[napi]
 impl Stream {
-    /// The next value; `null` after the last.
+    /// The next value; `null` after the last, or if it does not wait for the next change.
     #[napi]
-    pub fn next(&self, id: u32) {
+    pub fn next(&self, id: u32, waits: bool) {
         let source = Arc::clone(&self.source);
         self.handle.call(id, async move {
             Ok(match &mut *source.lock().await {
                 Source::Locks(listing) => listing.next().await?.into(),
                 Source::Jobs(jobs) => jobs.next().await?.into(),
                 Source::Elections(elections) => elections.next().await?.into(),
-                Source::Changes(observer) => observer.next().await?.into(),
-            })
-        });
-    }
-
-    /// The next change that is already known; `null` if there is none.
-    #[napi]
-    pub fn try_next(&self, id: u32) {
-        let source = Arc::clone(&self.source);
-        self.handle.call(id, async move {
-            Ok(match &mut *source.lock().await {
+                Source::Changes(observer) if waits => observer.next().await?.into(),
                 Source::Changes(observer) => observer.try_next().await?.into(),
-                _ => Value::Null,
             })
         });
     }

@@ -236,7 +236,7 @@ export class Locks {
 
   async *#listed<T>(what: string, prefix: string): AsyncGenerator<T, void> {
     const listed = checked(() => this.#store.list(what, prefix));
-    for (let next; (next = await start<T | null>((id) => listed.next(id))) !== null; ) yield next;
+    for (let next; (next = await start<T | null>((id) => listed.next(id, true))) !== null; ) yield next;
   }
 
   /** The held locks whose names begin with `prefix`. It scans the whole store. */

@@ -259,12 +259,12 @@ export class Election {
   /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
   observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
     const { signal } = optionsOf(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
-    const first = start<Change | null>((id) => changes.tryNext(id), { signal });
+    const first = start<Change | null>((id) => changes.next(id, false), { signal });
     first.catch(() => {}); // it is told by `next`
     return (async function* () {
       const leader = await first;
       if (leader !== null) yield leader;
-      for (;;) yield await start<Change>((id) => changes.next(id), { signal });
+      for (;;) yield await start<Change>((id) => changes.next(id, true), { signal });
     })();
   }
 }
