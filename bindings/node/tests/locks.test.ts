@@ -322,6 +322,12 @@ it("invalid_arguments_are_refused_at_once", async () => {
   assert.throws(() => locks.mutex("a", { ttl: -1 }), code("invalid"));
   assert.throws(() => locks.mutex("a", { ttl: "soon" }), code("invalid"));
   assert.throws(() => locks.mutex("a", { expires: 1 } as tenure.Options), code("invalid"));
+  assert.throws(() => tenure.open("nonsense://x"), (error) => error instanceof tenure.TenureError);
+  await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
+});
+
+it("misspelt_options_are_refused", async () => {
+  const locks = await tenure.connect("memory:");
   const misspelt: any = { timeout: 1000 };
   assert.throws(() => locks.mutex("a", misspelt), /option timeout: .*; did you mean opTimeout\?/);
   await assert.rejects(locks.mutex("a").lock(misspelt), code("invalid"));
@@ -336,19 +342,25 @@ it("invalid_arguments_are_refused_at_once", async () => {
   assert.throws(() => locks.election("a").observe(misspelt), code("invalid"));
   await assert.rejects(locks.election("a").campaign(misspelt), code("invalid"));
   assert.throws(() => tenure.daily(misspelt), code("invalid"));
+});
+
+it("numbers_that_are_not_whole_are_refused", async () => {
+  const locks = await tenure.connect("memory:");
   for (const number of [2.9, 2 ** 32 + 2, -1, NaN, "2" as any]) {
     assert.throws(() => locks.semaphore("a", number), code("invalid"));
     assert.throws(() => locks.semaphore("a", 3).many(number), code("invalid"));
     await assert.rejects(locks.semaphore("a", 3).setPermits(number), code("invalid"));
     assert.throws(() => locks.cache("a", { ttl: 1000, maxBytes: number }), code("invalid"));
   }
+});
+
+it("a_forced_release_of_one_hold_needs_its_owner_or_token", async () => {
+  const locks = await tenure.connect("memory:");
   await using guard = await locks.mutex("a").lock();
   for (const only of [{}, { owner: null }, { fence: guard.fence }, { owner: guard.owner, token: guard.fence }, null]) {
     await assert.rejects(locks.forceRelease("a", only as any), code("invalid"));
   }
   await guard.verify();
-  assert.throws(() => tenure.open("nonsense://x"), (error) => error instanceof tenure.TenureError);
-  await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
 });
 
 it("changes_of_leadership_are_observed_from_the_call_on", async () => {
