@@ -29,6 +29,9 @@ const FAILED: u32 = 1;
 const ASKED: u32 = 2;
 const EVENT: u32 = 3;
 
+/// How long the end of a worker waits for a call that is in progress.
+const SETTLE: Duration = Duration::from_secs(1);
+
 /// What JavaScript answers: a value, if there is one, and how long it is to be kept.
 pub type Answer = (Option<Vec<u8>>, Option<Duration>);
 
@@ -48,7 +51,7 @@ pub struct Thread {
     queue: Mutex<Vec<(u32, u32, Value)>>,
     calls: Mutex<BTreeMap<u32, Call>>,
     questions: Mutex<BTreeMap<u32, oneshot::Sender<std::result::Result<Answer, Refused>>>>,
-    holds: Mutex<BTreeMap<u64, (u32, Weak<Slot>)>>,
+    holds: Mutex<BTreeMap<u64, Weak<Slot>>>,
     next: AtomicU64,
     is_over: AtomicBool,
 }
@@ -125,9 +128,14 @@ impl Thread {
         async move { answer.await.unwrap_or(Err(Refused)) }
     }
 
-    pub fn add_hold(&self, client: u32, slot: &Arc<Slot>) -> u64 {
+    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
-        lock(&self.holds).insert(id, (client, Arc::downgrade(slot)));
+        let mut holds = lock(&self.holds);
+        holds.insert(id, Arc::downgrade(slot));
+        // Later than `release_holds` of the end.
+        if self.is_over() {
+            slot.clear();
+        }
         id
     }
 
@@ -150,23 +158,26 @@ impl Thread {
 
     /// Releases the holds of a client, or of all clients, in the background.
     pub fn release_holds(&self, client: Option<u32>) {
-        let mut released = Vec::new();
-        lock(&self.holds).retain(|_, (of, slot)| {
-            let stays = client.is_some_and(|client| *of != client);
-            released.extend(if stays { None } else { slot.upgrade() });
-            stays
-        });
-        for slot in released {
-            slot.clear();
+        let held: Vec<_> = lock(&self.holds).values().filter_map(Weak::upgrade).collect();
+        for slot in held {
+            if client.is_none_or(|client| slot.clients.contains(&client)) {
+                slot.clear();
+            }
         }
     }
+}
 
-    /// Ends all that the thread waits for and holds.
-    fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
-        self.cancel_calls(None);
-        self.release_holds(None);
-        lock(&self.questions).clear();
+/// Ends all that these threads wait for and hold. Blocks until their calls have ended, for at most `most`.
+fn end(threads: &[Arc<Thread>], most: Duration) {
+    // Waiters first: a release would grant its lock to one of them.
+    for thread in threads {
+        thread.is_over.store(true, Ordering::Release);
+        thread.cancel_calls(None);
+    }
+    settle(most);
+    for thread in threads {
+        thread.release_holds(None);
+        lock(&thread.questions).clear();
     }
 }
 
@@ -198,7 +209,7 @@ impl Channel {
             is_over: AtomicBool::new(false),
         });
         // For a worker that is terminated; others close before.
-        env.add_env_cleanup_hook(Arc::clone(&thread), |thread| thread.end()).map_err(failed)?;
+        env.add_env_cleanup_hook(Arc::clone(&thread), |thread| end(&[thread], SETTLE)).map_err(failed)?;
         let mut threads = lock(&THREADS);
         threads.retain(|thread| thread.strong_count() > 0);
         threads.push(Arc::downgrade(&thread));
@@ -257,7 +268,7 @@ impl Channel {
     /// Whether the thread holds a lock.
     #[napi]
     pub fn is_holding(&self) -> bool {
-        lock(&self.thread.holds).values().any(|(_, slot)| slot.upgrade().is_some_and(|slot| slot.is_held()))
+        lock(&self.thread.holds).values().any(|slot| slot.upgrade().is_some_and(|slot| slot.is_held()))
     }
 
     /// Cancels all calls, releases all locks, and blocks until that is done, for at most `time` milliseconds: of this
@@ -275,15 +286,7 @@ impl Channel {
 }
 
 fn close(threads: &[Arc<Thread>], most: Duration) {
-    // Waiters first: a release would grant its lock to one of them.
-    for thread in threads {
-        thread.is_over.store(true, Ordering::Release);
-        thread.cancel_calls(None);
-    }
-    settle(most / 2);
-    for thread in threads {
-        thread.end();
-    }
+    end(threads, most / 2);
     flush(most / 2);
 }
 

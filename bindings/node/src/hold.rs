@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
+use std::slice::from_ref;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,15 +12,18 @@ use napi::Env;
 use napi::bindgen_prelude::{BigInt, Unknown};
 use napi_derive::napi;
 use tenure::{
-    DowngradeError, Guard, HoldEnd, Lost, MultiGuard, Term, Turn, UpgradeError, UpgradeableGuard, WriteGuard,
+    DowngradeError, Guard, HoldEnd, Lost, MultiGuard, StopRequest, Term, Turn, UpgradeError,
+    UpgradeableGuard, WriteGuard,
 };
-use tokio::sync::{RwLock, RwLockReadGuard, watch};
+use tokio::sync::{RwLock, RwLockReadGuard};
 
 use crate::channel::Outcome;
 use crate::engine::runtime;
 use crate::error::{Failure, Result, millis, released};
 use crate::store::Handle;
 use crate::value::{self, Value};
+
+type Asked = Pin<Box<dyn Future<Output = tenure::Result<StopRequest>> + Send>>;
 
 /// A guard of any kind.
 pub enum Held {
@@ -32,50 +36,50 @@ pub enum Held {
 }
 
 impl Held {
-    /// The guard of a single lock, or the guards of several.
-    fn guard(&self) -> std::result::Result<&Guard, &MultiGuard> {
+    /// The guards of all parts; one, unless it is a multi-lock.
+    fn guards(&self) -> &[Guard] {
         match self {
-            Self::Plain(guard) => Ok(guard),
-            Self::Write(guard) => Ok(guard),
-            Self::Upgradeable(guard) => Ok(guard),
-            Self::Term(term) => Ok(term.guard()),
-            Self::Turn(turn) => Ok(turn.guard()),
-            Self::Multi(guards) => Err(guards),
+            Self::Plain(guard) => from_ref(guard),
+            Self::Write(guard) => from_ref(guard),
+            Self::Upgradeable(guard) => from_ref(guard),
+            Self::Multi(guards) => guards,
+            Self::Term(term) => from_ref(term.guard()),
+            Self::Turn(turn) => from_ref(turn.guard()),
         }
     }
 
     fn lost(&self) -> Lost {
         match self {
+            Self::Multi(guards) => guards.lost(),
             Self::Term(term) => term.lost(),
-            held => held.guard().map_or_else(MultiGuard::lost, Guard::lost),
+            held => held.guards()[0].lost(),
         }
     }
 
-    fn remaining(&self) -> Duration {
-        self.guard().map_or_else(MultiGuard::remaining, Guard::remaining)
-    }
-
-    fn is_held(&self) -> bool {
-        self.guard().map_or_else(MultiGuard::is_held, Guard::is_held)
+    /// Waits for a request to stop, for each part in its store. The futures do not borrow the guard.
+    fn stop_requested(&self, stores: &[tenure::Locks]) -> Vec<Asked> {
+        match self {
+            Self::Term(term) => vec![Box::pin(term.stop_requested())],
+            Self::Turn(turn) => vec![Box::pin(turn.stop_requested())],
+            held => {
+                let parts = held.guards().iter().zip(stores);
+                parts.map(|(guard, locks)| Box::pin(locks.stop_requested(guard)) as Asked).collect()
+            }
+        }
     }
 
     async fn verify(&self) -> tenure::Result<()> {
-        match self.guard() {
-            Ok(guard) => guard.verify().await,
-            Err(guards) => guards.verify().await,
+        match self {
+            Self::Multi(guards) => guards.verify().await,
+            held => held.guards()[0].verify().await,
         }
     }
 
     async fn renew(&self) -> tenure::Result<()> {
-        match self.guard() {
-            Ok(guard) => guard.renew().await,
-            Err(guards) => {
-                for guard in guards.iter() {
-                    guard.renew().await?;
-                }
-                Ok(())
-            }
+        for guard in self.guards() {
+            guard.renew().await?;
         }
+        Ok(())
     }
 
     fn into_guard(self) -> std::result::Result<Guard, Self> {
@@ -99,18 +103,13 @@ impl Held {
     }
 }
 
-/// What becomes of a guard: see `Hold::change`.
-struct Change {
-    what: String,
-    text: String,
-    time: Option<Duration>,
-}
-
 /// Holds the guard until it is released. Requests share it; a change waits for them.
 pub struct Slot {
     held: RwLock<Option<Held>>,
-    /// Ends the calls that wait for as long as the guard lives.
-    is_ending: watch::Sender<bool>,
+    /// The end of the hold, known also during a change.
+    lost: Lost,
+    /// The clients of its stores: when one is closed, the hold ends.
+    pub clients: Vec<u32>,
 }
 
 impl Slot {
@@ -119,27 +118,19 @@ impl Slot {
         RwLockReadGuard::try_map(held, Option::as_ref).map_err(|_| released())
     }
 
-    async fn change(&self, change: Change) -> Outcome {
-        self.is_ending.send_replace(true);
+    async fn change(&self, what: &str, text: String, time: Option<Duration>) -> Outcome {
         let mut held = self.held.write().await;
-        let (stays, result) = changed(held.take().ok_or_else(released)?, change).await;
-        self.is_ending.send_replace(stays.is_none());
+        let (stays, result) = changed(held.take().ok_or_else(released)?, what, text, time).await;
         *held = stays;
         Ok(result?)
     }
 
-    /// What a request would find now, unless a change is in progress.
-    fn peek<T>(&self, of: impl FnOnce(&Held) -> T) -> Option<T> {
-        self.held.try_read().ok().and_then(|held| held.as_ref().map(of))
-    }
-
     pub fn is_held(&self) -> bool {
-        self.peek(Held::is_held).unwrap_or_default()
+        !self.lost.remaining().is_zero()
     }
 
     /// Drops the guard, which releases it in the background. Returns whether there was one.
     pub fn clear(self: &Arc<Self>) -> bool {
-        self.is_ending.send_replace(true);
         if let Ok(mut held) = self.held.try_write() {
             return held.take().is_some();
         }
@@ -153,27 +144,27 @@ impl Slot {
 #[napi]
 pub struct Hold {
     slot: Arc<Slot>,
-    store: Handle,
+    stores: Vec<Handle>,
     id: u64,
     name: String,
+    /// Empty for several parts, which have an owner each.
     owner: String,
-    fence: u64,
-    /// The names and tokens of a multi-lock.
+    /// The names and tokens of the parts.
     parts: Vec<(String, u64)>,
     /// The window of a run of a job, and the time from its start to the run's.
     window: Option<(f64, f64, f64)>,
 }
 
 impl Hold {
-    pub fn new(store: Handle, held: Held) -> Self {
-        let (name, owner, fence, parts) = match held.guard() {
-            Ok(guard) => (guard.name().to_string(), guard.owner().to_string(), guard.fence(), Vec::new()),
-            Err(guards) => {
-                let part = |guard: &Guard| (guard.name().to_string(), guard.fence());
-                let parts: Vec<_> = guards.iter().map(part).collect();
-                let names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
-                (names.join(", "), String::new(), 0, parts)
-            }
+    /// A hold in a store, or in the store of each part.
+    pub fn new(stores: Vec<Handle>, held: Held) -> Self {
+        let parts: Vec<_> =
+            held.guards().iter().map(|guard| (guard.name().to_string(), guard.fence())).collect();
+        let names: Vec<_> = parts.iter().map(|(name, _)| name.as_str()).collect();
+        let name = names.join(", ");
+        let owner = match held.guards() {
+            [guard] => guard.owner().to_string(),
+            _ => String::new(),
         };
         let window = match &held {
             Held::Turn(turn) => {
@@ -184,9 +175,11 @@ impl Hold {
             }
             _ => None,
         };
-        let slot = Arc::new(Slot { held: RwLock::new(Some(held)), is_ending: watch::Sender::new(false) });
-        let id = store.add_hold(&slot);
-        Self { slot, store, id, name, owner, fence, parts, window }
+        let lost = held.lost();
+        let clients = stores.iter().map(Handle::client).collect();
+        let slot = Arc::new(Slot { held: RwLock::new(Some(held)), lost, clients });
+        let id = stores[0].thread().add_hold(&slot);
+        Self { slot, stores, id, name, owner, parts, window }
     }
 
     fn start<F: Future<Output = Outcome> + Send + 'static>(
@@ -194,34 +187,29 @@ impl Hold {
         id: u32,
         work: impl FnOnce(Arc<Slot>) -> F,
     ) {
-        self.store.call(id, work(Arc::clone(&self.slot)));
+        self.stores[0].call(id, work(Arc::clone(&self.slot)));
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         let was_held = self.slot.clear();
-        self.store.remove_hold(self.id, was_held);
+        self.stores[0].thread().remove_hold(self.id, was_held);
     }
 }
 
-/// Why the hold has been lost, if it is known; `None` while it is held and after its release.
-fn loss(lost: &Lost) -> Option<Failure> {
-    let mut context = Context::from_waker(Waker::noop());
-    match pin!(lost.clone()).poll(&mut context) {
-        Poll::Ready(end) => ended(end),
-        Poll::Pending => None,
-    }
-}
-
-fn ended(end: HoldEnd) -> Option<Failure> {
-    end.into_error().map(Failure::from)
+fn ended(end: HoldEnd) -> Value {
+    end.into_error().map(Failure::from).into()
 }
 
 /// Changes a guard. Returns the one that stays, and the result: null if the guard is of another kind.
-async fn changed(held: Held, change: Change) -> (Option<Held>, tenure::Result<Value>) {
-    let Change { what, text, time } = change;
-    match (what.as_str(), held) {
+async fn changed(
+    held: Held,
+    what: &str,
+    text: String,
+    time: Option<Duration>,
+) -> (Option<Held>, tenure::Result<Value>) {
+    match (what, held) {
         ("fail", Held::Turn(turn)) => (None, turn.fail(text).await.map(|()| true.into())),
         ("release" | "fail", held) => (None, held.release().await.map(|()| true.into())),
         ("downgrade", Held::Write(guard)) => match guard.downgrade().await {
@@ -270,10 +258,10 @@ impl Hold {
 
     #[napi(getter)]
     pub fn fence(&self) -> BigInt {
-        BigInt::from(self.fence)
+        BigInt::from(self.parts[0].1)
     }
 
-    /// The tokens of a multi-lock by name.
+    /// The tokens of the parts by name.
     #[napi(getter)]
     pub fn fences(&self) -> HashMap<String, BigInt> {
         self.parts.iter().map(|(name, fence)| (name.clone(), BigInt::from(*fence))).collect()
@@ -298,23 +286,25 @@ impl Hold {
 
     #[napi]
     pub fn remaining(&self) -> f64 {
-        self.slot.peek(|held| value::millis(held.remaining())).unwrap_or_default()
+        value::millis(self.slot.lost.remaining())
     }
 
     /// Why the hold has been lost, if it is known.
     #[napi(ts_return_type = "any")]
     pub fn loss<'env>(&self, env: &'env Env) -> napi::Result<Unknown<'env>> {
-        Value::from(self.slot.peek(Held::lost).and_then(|lost| loss(&lost))).into_js(env)
+        let mut context = Context::from_waker(Waker::noop());
+        let loss = match pin!(self.slot.lost.clone()).poll(&mut context) {
+            Poll::Ready(end) => ended(end),
+            Poll::Pending => Value::Null,
+        };
+        loss.into_js(env)
     }
 
     /// Waits for the end: why the hold was lost, or `null` for a release.
     #[napi]
     pub fn ended(&self, id: u32) {
-        self.start(id, async move |slot| {
-            let lost = slot.lend().await?.lost();
-            drop(slot);
-            Ok(ended(lost.await).into())
-        });
+        let lost = self.slot.lost.clone();
+        self.stores[0].call(id, async move { Ok(ended(lost.await)) });
     }
 
     /// Drops the guard, which releases it in the background.
@@ -323,26 +313,20 @@ impl Hold {
         self.slot.clear();
     }
 
-    /// Waits for a request to stop, until the guard is released.
+    /// Waits for a request to stop, until the lock is released or lost.
     #[napi]
     pub fn stop_requested(&self, id: u32) -> Result<()> {
-        let locks = self.store.locks()?;
-        let mut is_ending = self.slot.is_ending.subscribe();
+        let stores = self.stores.iter().map(Handle::locks).collect::<Result<Vec<_>>>()?;
         self.start(id, async move |slot| {
-            let held = slot.lend().await?;
-            let asked = async {
-                match (&*held, held.guard()) {
-                    (Held::Term(term), _) => term.stop_requested().await.map(Some),
-                    (Held::Turn(turn), _) => turn.stop_requested().await.map(Some),
-                    (_, Ok(guard)) => locks.stop_requested(guard).await.map(Some),
-                    (_, Err(_)) => Ok(None),
-                }
-            };
-            let ending = is_ending.wait_for(|is_ending| *is_ending);
-            let (mut asked, mut ending) = (pin!(asked), pin!(ending));
-            let request = poll_fn(|context| match ending.as_mut().poll(context) {
+            let mut asked = slot.lend().await?.stop_requested(&stores);
+            let mut lost = slot.lost.clone();
+            drop(slot);
+            let request = poll_fn(|context| match Pin::new(&mut lost).poll(context) {
                 Poll::Ready(_) => Poll::Ready(Ok(None)),
-                Poll::Pending => asked.as_mut().poll(context),
+                Poll::Pending => {
+                    let mut polled = asked.iter_mut().map(|asked| asked.as_mut().poll(context));
+                    polled.find(Poll::is_ready).map_or(Poll::Pending, |request| request.map_ok(Some))
+                }
             });
             Ok(request.await?.into())
         });
@@ -365,8 +349,7 @@ impl Hold {
     #[napi]
     pub fn change(&self, id: u32, what: String, text: Option<String>, time: Option<f64>) -> Result<()> {
         let time = time.map(|time| millis("time", time)).transpose()?;
-        let change = Change { what, text: text.unwrap_or_default(), time };
-        self.start(id, async move |slot| slot.change(change).await);
+        self.start(id, async move |slot| slot.change(&what, text.unwrap_or_default(), time).await);
         Ok(())
     }
 }

@@ -59,13 +59,7 @@ impl Kind {
         })
     }
 
-    /// Several locks, all or none.
-    pub fn multi(parts: Vec<Self>) -> Result<Self> {
-        let parts = parts.into_iter().map(Self::into_part).collect::<Result<Vec<_>>>()?;
-        Ok(Self::Multi(checked(Multi::new(parts))?))
-    }
-
-    fn into_part(self) -> Result<Part> {
+    pub fn into_part(self) -> Result<Part> {
         Ok(match self {
             Self::Mutex(lock) => lock.into(),
             Self::Fair(lock) => lock.into(),
@@ -80,51 +74,30 @@ impl Kind {
     }
 }
 
-/// How long an acquisition waits.
-#[derive(Clone, Copy)]
-pub enum Wait {
-    Forever,
-    Once,
-    For(Duration),
-}
-
-impl Wait {
-    pub fn of(millis: Option<f64>) -> Result<Self> {
-        match millis {
-            None => Ok(Self::Forever),
-            Some(0.0) => Ok(Self::Once),
-            Some(millis) => crate::error::millis("waitMs", millis).map(Self::For),
-        }
-    }
-}
-
-/// Calls the method of a lock for a wait, with arguments before the limit.
+/// Calls the method of a lock that waits without a limit, or the one with a limit, which tries once if it is zero.
 macro_rules! by_wait {
-    ($wait:expr, $into:expr, $lock:ident.$forever:ident / $once:ident / $within:ident($($argument:expr),*)) => {
+    ($wait:expr, $into:expr, $lock:ident.$forever:ident / $within:ident($($argument:expr),*)) => {
         match $wait {
-            Wait::Forever => $lock.$forever($($argument),*).await.map(|guard| Some($into(guard))),
-            Wait::Once => $lock.$once($($argument),*).await.map(|guard| guard.map($into)),
-            Wait::For(limit) => $lock.$within($($argument,)* limit).await.map(|guard| guard.map($into)),
+            None => $lock.$forever($($argument),*).await.map(|guard| Some($into(guard))),
+            Some(limit) => $lock.$within($($argument,)* limit).await.map(|guard| guard.map($into)),
         }
     };
 }
 
-pub async fn acquire(kind: &Kind, wait: Wait) -> tenure::Result<Option<Held>> {
+pub async fn acquire(kind: &Kind, wait: Option<Duration>) -> tenure::Result<Option<Held>> {
     let reader = |guard: tenure::ReadGuard| Held::Plain(guard.into());
     match kind {
-        Kind::Mutex(one) => by_wait!(wait, Held::Plain, one.lock / try_lock / try_lock_for()),
-        Kind::Fair(one) => by_wait!(wait, Held::Plain, one.lock / try_lock / try_lock_for()),
-        Kind::Reentrant(one) => by_wait!(wait, Held::Plain, one.lock / try_lock / try_lock_for()),
-        Kind::Multi(all) => by_wait!(wait, Held::Multi, all.lock / try_lock / try_lock_for()),
-        Kind::Read(one) => by_wait!(wait, reader, one.read / try_read / try_read_for()),
-        Kind::Write(one) => by_wait!(wait, Held::Write, one.write / try_write / try_write_for()),
-        Kind::Upgradeable(one) => by_wait!(
-            wait,
-            Held::Upgradeable,
-            one.upgradeable_read / try_upgradeable_read / try_upgradeable_read_for()
-        ),
+        Kind::Mutex(one) => by_wait!(wait, Held::Plain, one.lock / try_lock_for()),
+        Kind::Fair(one) => by_wait!(wait, Held::Plain, one.lock / try_lock_for()),
+        Kind::Reentrant(one) => by_wait!(wait, Held::Plain, one.lock / try_lock_for()),
+        Kind::Multi(all) => by_wait!(wait, Held::Multi, all.lock / try_lock_for()),
+        Kind::Read(one) => by_wait!(wait, reader, one.read / try_read_for()),
+        Kind::Write(one) => by_wait!(wait, Held::Write, one.write / try_write_for()),
+        Kind::Upgradeable(one) => {
+            by_wait!(wait, Held::Upgradeable, one.upgradeable_read / try_upgradeable_read_for())
+        }
         Kind::Permits(one, taken) => {
-            by_wait!(wait, Held::Plain, one.acquire_many / try_acquire_many / try_acquire_many_for(*taken))
+            by_wait!(wait, Held::Plain, one.acquire_many / try_acquire_many_for(*taken))
         }
     }
 }

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, Weak};
 use napi::bindgen_prelude::BigInt;
 use napi_derive::napi;
 use tenure::metrics::Groups;
-use tenure::{Listing, Observer, Owner, Renewal};
+use tenure::{Elections, Jobs, Listing, Multi, Observer, Owner, Renewal};
 
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
 use crate::error::{Result, checked, closed, invalid, millis};
-use crate::hold::{Held, Hold, Slot};
-use crate::kinds::{Kind, LockSpec, Wait, acquire, owner};
+use crate::hold::{Held, Hold};
+use crate::kinds::{Kind, LockSpec, acquire, owner};
 use crate::value::{self, Value};
 
 type Cell = Mutex<Option<tenure::Locks>>;
@@ -68,18 +68,18 @@ impl Handle {
         &self.client.thread
     }
 
-    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
-        self.client.thread.add_hold(self.client.number, slot)
+    pub fn client(&self) -> u32 {
+        self.client.number
     }
 
-    pub fn remove_hold(&self, id: u64, was_held: bool) {
-        self.client.thread.remove_hold(id, was_held);
-    }
-
-    /// The guard of a hold, or `None` for a busy lock.
+    /// A hold, or `null` for a busy lock.
     pub fn granted(&self, held: Option<Held>) -> Value {
-        held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(self.clone(), held))))
+        granted(vec![self.clone()], held)
     }
+}
+
+fn granted(stores: Vec<Handle>, held: Option<Held>) -> Value {
+    held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(stores, held))))
 }
 
 /// How locks are held. Times are in milliseconds.
@@ -126,9 +126,9 @@ impl Store {
         Stream { source: Arc::new(tokio::sync::Mutex::new(source)), handle: self.handle.clone() }
     }
 
-    fn acquire(&self, id: u32, kind: Kind, wait: Option<f64>) -> Result<()> {
-        let (wait, handle) = (Wait::of(wait)?, self.handle.clone());
-        self.handle.call(id, async move { Ok(handle.granted(acquire(&kind, wait).await?)) });
+    fn acquire(&self, id: u32, stores: Vec<Handle>, kind: Kind, wait: Option<f64>) -> Result<()> {
+        let wait = wait.map(|wait| millis("waitMs", wait)).transpose()?;
+        self.handle.call(id, async move { Ok(granted(stores, acquire(&kind, wait).await?)) });
         Ok(())
     }
 }
@@ -151,32 +151,27 @@ impl Store {
     /// The same store with changed options.
     #[napi]
     pub fn configured(&self, options: StoreOptions) -> Result<Self> {
+        let locks = self.locks()?;
+        let mut all = locks.options().clone();
         let time = |what: &str, value: Option<f64>| value.map(|value| millis(what, value)).transpose();
-        let (ttl, max_hold) = (time("ttl", options.ttl)?, time("maxHold", options.max_hold)?);
-        let (grace, op_timeout) = (time("grace", options.grace)?, time("opTimeout", options.op_timeout)?);
-        let patience = time("patience", options.patience)?;
+        all.ttl = time("ttl", options.ttl)?.unwrap_or(all.ttl);
+        all.max_hold = time("maxHold", options.max_hold)?.or(all.max_hold);
+        all.grace = time("grace", options.grace)?.unwrap_or(all.grace);
+        all.op_timeout = time("opTimeout", options.op_timeout)?.unwrap_or(all.op_timeout);
+        all.patience = time("patience", options.patience)?.unwrap_or(all.patience);
+        if let Some(renew) = options.renew {
+            all.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
+        }
+        all.inherit_liveness = options.inherit_liveness.unwrap_or(all.inherit_liveness);
+        all.label = options.label.unwrap_or(all.label);
+        all.prefix = options.prefix.unwrap_or(all.prefix);
+        all.unfenced = options.unfenced.unwrap_or(all.unfenced);
         let mut group_by = options.group_by.as_deref().unwrap_or_default().chars();
-        let separator = group_by.next();
+        all.groups = group_by.next().map_or(all.groups, Groups::by_prefix);
         if group_by.next().is_some() {
             return Err(invalid("groupBy: expected one character"));
         }
-        let change = |mut all: tenure::Options| {
-            all.ttl = ttl.unwrap_or(all.ttl);
-            if let Some(renew) = options.renew {
-                all.renewal = if renew { Renewal::Automatic } else { Renewal::Off };
-            }
-            all.max_hold = max_hold.or(all.max_hold);
-            all.grace = grace.unwrap_or(all.grace);
-            all.inherit_liveness = options.inherit_liveness.unwrap_or(all.inherit_liveness);
-            all.op_timeout = op_timeout.unwrap_or(all.op_timeout);
-            all.patience = patience.unwrap_or(all.patience);
-            all.label = options.label.unwrap_or(all.label);
-            all.prefix = options.prefix.unwrap_or(all.prefix);
-            all.unfenced = options.unfenced.unwrap_or(all.unfenced);
-            all.groups = separator.map_or(all.groups, Groups::by_prefix);
-            all
-        };
-        let locks = checked(self.locks()?.with(change))?;
+        let locks = checked(locks.with(|_| all))?;
         Ok(Self { handle: Handle::with(Arc::clone(&self.handle.client), locks) })
     }
 
@@ -227,15 +222,23 @@ impl Store {
     /// Waits for `wait` milliseconds, 0 to try once, or without a limit.
     #[napi]
     pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<f64>) -> Result<()> {
-        self.acquire(id, Kind::of(&self.locks()?, spec)?, wait)
+        self.acquire(id, vec![self.handle.clone()], Kind::of(&self.locks()?, spec)?, wait)
     }
 
-    /// Several locks, all or none.
+    /// Several locks, each of its store, all or none.
     #[napi]
-    pub fn lock_all(&self, id: u32, specs: Vec<LockSpec>, wait: Option<f64>) -> Result<()> {
-        let locks = self.locks()?;
-        let parts = specs.into_iter().map(|spec| Kind::of(&locks, spec)).collect::<Result<Vec<_>>>()?;
-        self.acquire(id, Kind::multi(parts)?, wait)
+    pub fn lock_all(
+        &self,
+        id: u32,
+        stores: Vec<&Store>,
+        specs: Vec<LockSpec>,
+        wait: Option<f64>,
+    ) -> Result<()> {
+        let parts =
+            stores.iter().zip(specs).map(|(store, spec)| Kind::of(&store.locks()?, spec)?.into_part());
+        let all = Multi::new(parts.collect::<Result<Vec<_>>>()?);
+        let stores = stores.iter().map(|store| store.handle.clone()).collect();
+        self.acquire(id, stores, Kind::Multi(checked(all)?), wait)
     }
 
     /// Refuses an invalid name or number of permits.
@@ -270,21 +273,15 @@ impl Store {
         self.start(id, async move |locks| Ok(locks.inspect(name).await?.into()))
     }
 
-    /// The held locks.
+    /// The held `locks`, `jobs` or `elections`.
     #[napi]
-    pub fn list(&self, prefix: String) -> Result<Stream> {
-        Ok(self.stream(Source::Locks(checked(self.locks()?.list(&prefix))?)))
-    }
-
-    #[napi]
-    pub fn jobs(&self, id: u32, prefix: String) -> Result<()> {
-        self.start(id, async move |locks| {
-            let (mut jobs, mut found) = (locks.jobs(&prefix)?, Vec::new());
-            while let Some(job) = jobs.next().await? {
-                found.push(Value::from(job));
-            }
-            Ok(found.into())
-        })
+    pub fn list(&self, what: String, prefix: String) -> Result<Stream> {
+        let locks = self.locks()?;
+        Ok(self.stream(match what.as_str() {
+            "jobs" => Source::Jobs(checked(locks.jobs(&prefix))?),
+            "elections" => Source::Elections(checked(locks.elections(&prefix))?),
+            _ => Source::Locks(checked(locks.list(&prefix))?),
+        }))
     }
 
     /// Ends all holds, that of an owner, or that with a token.
@@ -348,10 +345,12 @@ impl Store {
 /// Where a stream comes from.
 pub enum Source {
     Locks(Listing),
+    Jobs(Jobs),
+    Elections(Elections),
     Changes(Observer),
 }
 
-/// Values that come one by one: locks, or the changes of an election.
+/// Values that come one by one.
 #[napi]
 pub struct Stream {
     source: Arc<tokio::sync::Mutex<Source>>,
@@ -360,14 +359,17 @@ pub struct Stream {
 
 #[napi]
 impl Stream {
-    /// The next value; `null` after the last.
+    /// The next value; `null` after the last, or if it does not wait for the next change.
     #[napi]
-    pub fn next(&self, id: u32) {
+    pub fn next(&self, id: u32, waits: bool) {
         let source = Arc::clone(&self.source);
         self.handle.call(id, async move {
             Ok(match &mut *source.lock().await {
                 Source::Locks(listing) => listing.next().await?.into(),
-                Source::Changes(observer) => observer.next().await?.into(),
+                Source::Jobs(jobs) => jobs.next().await?.into(),
+                Source::Elections(elections) => elections.next().await?.into(),
+                Source::Changes(observer) if waits => observer.next().await?.into(),
+                Source::Changes(observer) => observer.try_next().await?.into(),
             })
         });
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use napi_derive::napi;
 use tenure::{CacheValue, Entry, Frees, Outage, Overdue, Period};
 
-use crate::channel::{Answer, Outcome, Refused, Thread};
+use crate::channel::{Outcome, Refused, Thread};
 use crate::error::{Failure, Result, checked, invalid, millis};
 use crate::hold::Held;
 use crate::store::{Handle, Source, Store, Stream};
@@ -30,9 +30,9 @@ impl CacheValue for Json {
     }
 }
 
-/// A failure that JavaScript replaces by its own error.
+/// JavaScript replaces this failure by its own error; without one its thread has ended.
 fn refused(_: Refused) -> Failure {
-    Failure::new("thrown", "a function failed")
+    Failure::new("closed", "the locks are closed")
 }
 
 /// Whether to compute, the default, or to fail.
@@ -68,60 +68,54 @@ pub struct CacheSpec {
 }
 
 fn cache_of(locks: &tenure::Locks, spec: CacheSpec) -> Result<tenure::Cache> {
-    let mut cache = checked(locks.cache(spec.name))?;
-    cache = cache.overdue(overdue_of(spec.overdue.as_deref())?).outage(outage_of(spec.outage.as_deref())?);
-    cache = cache.stale(millis("stale", spec.stale.unwrap_or_default())?);
+    let mut cache = checked(locks.cache(spec.name))?
+        .overdue(overdue_of(spec.overdue.as_deref())?)
+        .outage(outage_of(spec.outage.as_deref())?)
+        .stale(millis("stale", spec.stale.unwrap_or_default())?);
     if let Some(wait) = spec.wait {
         cache = cache.wait(millis("wait", wait)?);
     }
-    cache = spec.early.map_or(cache.clone(), |early| cache.early(early));
-    cache = spec.jitter.map_or(cache.clone(), |jitter| cache.jitter(jitter));
-    Ok(spec.max_bytes.map_or(cache.clone(), |most| cache.max_bytes(most as usize)))
-}
-
-/// How a call asks JavaScript for a value.
-struct Asker(Arc<Thread>, u32);
-
-impl Asker {
-    async fn ask(&self, what: &str, fence: Option<u64>) -> std::result::Result<Answer, Refused> {
-        self.0.ask(self.1, what, fence).await
+    if let Some(early) = spec.early {
+        cache = cache.early(early);
     }
-}
-
-/// What to do with a cached value.
-enum Caching {
-    Get,
-    Compute,
-    /// Computes even if bytes are stored.
-    Refresh(Duration),
-}
-
-impl Caching {
-    /// The stored bytes, or those that JavaScript computes: a value without a time is not kept, and a time without a
-    /// value is for its absence.
-    async fn run<T: CacheValue + Send + 'static>(self, cache: tenure::Cache, asker: Asker) -> Outcome {
-        let value = match self {
-            Self::Get => cache.get::<T>().await?,
-            Self::Compute => {
-                let computed = cache.get_or_fill(async || {
-                    Ok(match asker.ask("compute", None).await? {
-                        (Some(bytes), Some(ttl)) => Entry::value(decoded::<T>(&bytes)?, ttl),
-                        (Some(bytes), None) => Entry::uncached(decoded::<T>(&bytes)?),
-                        (None, ttl) => Entry::absent(ttl.unwrap_or_default()),
-                    })
-                });
-                computed.await?.map_err(refused)?
-            }
-            Self::Refresh(ttl) => {
-                let computed = cache.refresh(ttl, async || {
-                    decoded::<T>(&asker.ask("compute", None).await?.0.ok_or(Refused)?)
-                });
-                Some(computed.await?.map_err(refused)?)
-            }
-        };
-        let bytes = value.map(|value| value.encode()).transpose();
-        Ok(bytes.map_err(|error| Failure::new("invalid", error.to_string()))?.into())
+    if let Some(jitter) = spec.jitter {
+        cache = cache.jitter(jitter);
     }
+    Ok(match spec.max_bytes {
+        Some(most) => cache.max_bytes(most as usize),
+        None => cache,
+    })
+}
+
+/// Returns the stored bytes for `get`; for `compute`, computes those that are missing, and for `refresh` replaces them. A
+/// computed value without a time is not kept, and a time without a value is for its absence.
+async fn cached<T: CacheValue + Send + 'static>(
+    cache: tenure::Cache,
+    what: String,
+    ttl: Duration,
+    thread: Arc<Thread>,
+    id: u32,
+) -> Outcome {
+    let compute = || thread.ask(id, "compute", None);
+    let value = match what.as_str() {
+        "get" => cache.get::<T>().await?,
+        "compute" => {
+            let computed = cache.get_or_fill(async || {
+                Ok(match compute().await? {
+                    (Some(bytes), Some(ttl)) => Entry::value(decoded::<T>(&bytes)?, ttl),
+                    (Some(bytes), None) => Entry::uncached(decoded::<T>(&bytes)?),
+                    (None, ttl) => Entry::absent(ttl.unwrap_or_default()),
+                })
+            });
+            computed.await?.map_err(refused)?
+        }
+        _ => {
+            let computed = cache.refresh(ttl, async || decoded::<T>(&compute().await?.0.ok_or(Refused)?));
+            Some(computed.await?.map_err(refused)?)
+        }
+    };
+    let bytes = value.map(|value| value.encode()).transpose();
+    Ok(bytes.map_err(|error| Failure::new("invalid", error.to_string()))?.into())
 }
 
 /// The value of bytes that JavaScript encoded, which are of the codec.
@@ -131,24 +125,15 @@ fn decoded<T: CacheValue>(bytes: &[u8]) -> std::result::Result<T, Refused> {
 
 #[napi]
 impl Store {
-    fn asker(&self, id: u32) -> Asker {
-        Asker(Arc::clone(self.handle().thread()), id)
-    }
-
     /// The stored bytes: of `get`, `compute` or `refresh`.
     #[napi]
     pub fn cache(&self, id: u32, spec: CacheSpec, what: String, ttl: f64) -> Result<()> {
-        let codec = spec.codec.clone();
-        let (cache, asker) = (cache_of(&self.locks()?, spec)?, self.asker(id));
-        let caching = match what.as_str() {
-            "get" => Caching::Get,
-            "compute" => Caching::Compute,
-            _ => Caching::Refresh(millis("ttl", ttl)?),
-        };
+        let (codec, handle, ttl) = (spec.codec.clone(), self.handle(), millis("ttl", ttl)?);
+        let (cache, thread) = (cache_of(&self.locks()?, spec)?, Arc::clone(handle.thread()));
         match codec.as_str() {
-            "json" => self.handle().call(id, caching.run::<Json>(cache, asker)),
-            "text" => self.handle().call(id, caching.run::<String>(cache, asker)),
-            "bytes" => self.handle().call(id, caching.run::<Vec<u8>>(cache, asker)),
+            "json" => handle.call(id, cached::<Json>(cache, what, ttl, thread, id)),
+            "text" => handle.call(id, cached::<String>(cache, what, ttl, thread, id)),
+            "bytes" => handle.call(id, cached::<Vec<u8>>(cache, what, ttl, thread, id)),
             other => return Err(invalid(format!("codec: got {other:?}, expected json, text or bytes"))),
         }
         Ok(())
@@ -177,11 +162,11 @@ impl Store {
         if let Some(wait) = wait {
             fill = fill.wait(millis("wait", wait)?);
         }
-        let asker = self.asker(id);
+        let thread = Arc::clone(self.handle().thread());
         self.start(id, async move |_| {
-            let get = || async { Ok(asker.ask("get", None).await?.0.map(drop)) };
+            let get = || async { Ok(thread.ask(id, "get", None).await?.0.map(drop)) };
             let compute = async |guard: Option<&tenure::Guard>| {
-                asker.ask("compute", guard.map(tenure::Guard::fence)).await.map(drop)
+                thread.ask(id, "compute", guard.map(tenure::Guard::fence)).await.map(drop)
             };
             fill.run(get, compute).await?.map_err(refused)?;
             Ok(Value::Null)
@@ -284,7 +269,8 @@ fn job_of(locks: &tenure::Locks, spec: JobSpec) -> Result<tenure::OncePer> {
         period = period.open_for(millis("openFor", open_for)?);
     }
     let frees = match spec.reopens_on.as_deref() {
-        None | Some("nothing") => Frees::Nothing,
+        None => Frees::default(),
+        Some("nothing") => Frees::Nothing,
         Some("failure") => Frees::Failure,
         Some("failure_or_loss") => Frees::FailureOrLoss,
         Some(other) => {

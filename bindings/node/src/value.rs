@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use napi::Env;
 use napi::bindgen_prelude::{BigInt, Buffer, JsObjectValue, Null, Object, ToNapiValue, Unknown};
 use tenure::{
-    Change, ForcedRelease, Holder, JobStatus, LastRun, Leader, Outcome, PastRun, Share, Status, StopRequest,
+    Change, ElectionStatus, ForcedRelease, Holder, JobStatus, LastRun, Leader, Outcome, PastRun, Share,
+    Status, StopRequest,
 };
 
 use crate::hold::Hold;
@@ -144,6 +145,14 @@ from!(Leader, leader => Self::Object(vec![
     ("payload", leader.payload.into()),
     ("fence", Self::Token(leader.fence)),
     ("owner", leader.owner.as_str().into()),
+]));
+
+from!(ElectionStatus, election => Self::Object(vec![
+    ("name", election.name.as_str().into()),
+    ("leader", election.leader.into()),
+    ("hold", election.hold.into()),
+    ("candidates", list(election.candidates)),
+    ("unlisted", Self::Number(election.unlisted as f64)),
 ]));
 
 from!(Change, change => {

@@ -93,6 +93,7 @@ for (const [store, start] of Object.entries(STORES)) {
       await upgradeable.release();
 
       const semaphore = locks.semaphore(slots, 3);
+      assert.equal(semaphore.permits, 3);
       await using _two = await semaphore.many(2).lock();
       await using _one = await semaphore.lock();
       assert.equal(await semaphore.tryLock(), null);
@@ -102,6 +103,52 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.deepEqual(Object.keys(both.fences).sort(), [...pair].sort());
       assert.throws(() => both.fence, code("unsupported"));
       assert.equal(await others.mutex(pair[1] as string).tryLock(), null);
+    });
+
+    it("a_multi_lock_keeps_the_store_and_options_of_each_part", async () => {
+      const one = name(), two = name(), elsewhere = await tenure.connect("memory:");
+      const there = locks.with({ prefix: "there:" });
+      const both = await locks.multi(there.mutex(one), elsewhere.mutex(two, { maxHold: "1h" }), locks.multi(one + "x")).lock();
+      assert.equal(await there.mutex(one).tryLock(), null);
+      assert.equal(await elsewhere.mutex(two).tryLock(), null);
+      await using _free = await locks.mutex(one).lock();
+      await using _other = await locks.mutex(two).lock();
+      assert.deepEqual(Object.keys(both.fences).sort(), [one, one + "x", two].sort());
+      const asked = both.stopRequested();
+      assert.equal((await there.requestStop(one, "why"))?.name, one);
+      assert.equal((await asked)?.reason, "why");
+      const unasked = both.stopRequested();
+      await elsewhere.close();
+      assert.equal(await unasked, null);
+      assert.equal(both.isHeld(), false);
+      await (await there.mutex(one).lock({ waitMs: 20_000 })).release();
+    });
+
+    it("a_change_keeps_the_hold_and_its_waits", async () => {
+      const shared = locks.rwlock(name()), one = name();
+      const reader = await shared.read.lock();
+      const guard = await shared.upgradeable.lock();
+      const upgrade = guard.upgrade();
+      await eventually("the writer comes first", async () => {
+        const next = await others.rwlock(shared.name).read.tryLock();
+        await next?.release();
+        return next === null;
+      });
+      assert.ok(guard.isHeld() && guard.remaining() > 0);
+      guard.throwIfLost();
+      await reader.release();
+      assert.equal(await upgrade, true);
+      await guard.release();
+      assert.deepEqual([guard.isHeld(), guard.remaining(), await guard.ended], [false, 0, null]);
+
+      await using term = await locks.election(one).campaign();
+      const asked = term.stopRequested();
+      for (const payload of ["a", "b"]) await term.update(payload);
+      await locks.election(one).requestStop("why");
+      assert.equal((await asked)?.reason, "why");
+      const unasked = term.stopRequested();
+      await term.release();
+      assert.equal(await unasked, null);
     });
 
     it("a_loss_fires_the_signal_and_ends_the_run", async () => {
@@ -114,10 +161,18 @@ for (const [store, start] of Object.entries(STORES)) {
         await new Promise((fired) => guard.signal.addEventListener("abort", fired, { once: true }));
         assert.throws(() => guard.throwIfLost(), tenure.LostError);
         assert.ok(guard.signal.reason instanceof tenure.LostError);
+        assert.equal(await new Promise((told) => guard.on("lost", told)), guard.signal.reason, "also afterwards");
         return "late";
       });
       await assert.rejects(run, (error) => error instanceof tenure.LostError && error.value === "late" && error.lock === one);
       assert.equal(heard.length, 1);
+      const abort = new AbortController();
+      await locks.mutex(one).run(async (guard) => {
+        guard.on("lost", (reason) => heard.push(reason));
+        abort.abort();
+        await guard.verify();
+      }, { signal: abort.signal });
+      assert.equal(heard.length, 1, "an abort is no loss");
     });
 
     it("an_abort_at_any_await_leaves_nothing", async () => {
@@ -159,6 +214,10 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.deepEqual(all, Array.from({ length: 20 }, () => ({ rate: 1 })));
       assert.deepEqual(await rates.get("eur"), { rate: 1 });
       assert.deepEqual(await rates.refresh("eur", compute), { rate: 2 });
+      for (const other of [new tenure.Absent("1h"), new tenure.Uncached({ rate: 3 })]) {
+        await assert.rejects(rates.refresh("eur", () => other as never), code("invalid"));
+      }
+      assert.deepEqual(await rates.get("eur"), { rate: 2 });
       await rates.invalidate("eur");
       assert.equal(await rates.get("eur"), null);
       assert.equal(await rates.get("none", () => new tenure.Absent("1h")), null);
@@ -192,6 +251,24 @@ for (const [store, start] of Object.entries(STORES)) {
       assert.throws(() => tenure.daily({ at: "noon" }), code("invalid"));
     });
 
+    it("a_run_that_is_not_released_has_failed", async () => {
+      const job = locks.oncePer(name(), tenure.daily()), mine = new RangeError("mine");
+      await assert.rejects(job.run(() => 1, { signal: AbortSignal.abort(mine) }), mine);
+      assert.equal(await job.last(), null);
+      const failed = async () => {
+        await using _ = await job.tryBegin();
+        throw mine;
+      };
+      await assert.rejects(failed, mine);
+      assert.equal((await job.last())?.outcome, "failed");
+      {
+        await using turn = await job.tryBegin();
+        assert.ok(turn !== null, "a failure reopens the window");
+        await turn.release();
+      }
+      assert.equal((await job.last())?.outcome, "done");
+    });
+
     it("one_candidate_leads", async () => {
       const one = name(), stop = new AbortController();
       const seen: string[] = [];
@@ -203,6 +280,8 @@ for (const [store, start] of Object.entries(STORES)) {
         const waiting = others.election(one, { payload: "b" }).campaign({ signal: AbortSignal.timeout(50) });
         await assert.rejects(waiting, { name: "TimeoutError" });
         await term.update("c");
+        const [status] = await locks.elections(one);
+        assert.deepEqual([status?.leader?.payload, status?.leader?.fence, status?.hold?.owner], ["c", term.fence, term.owner]);
         const asked = term.stopRequested();
         assert.equal((await locks.election(one).requestStop("enough"))?.payload, "c");
         return (await asked)?.reason;
@@ -245,6 +324,52 @@ it("invalid_arguments_are_refused_at_once", async () => {
   assert.throws(() => locks.mutex("a", { expires: 1 } as tenure.Options), code("invalid"));
   assert.throws(() => tenure.open("nonsense://x"), (error) => error instanceof tenure.TenureError);
   await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
+});
+
+it("misspelt_options_are_refused", async () => {
+  const locks = await tenure.connect("memory:");
+  const misspelt: any = { timeout: 1000 };
+  assert.throws(() => locks.mutex("a", misspelt), /option timeout: .*; did you mean opTimeout\?/);
+  await assert.rejects(locks.mutex("a").lock(misspelt), code("invalid"));
+  await assert.rejects(locks.mutex("a").tryLock(1000 as any), code("invalid"));
+  await assert.rejects(locks.rwlock("a").upgradeable.run((guard) => guard.upgrade(misspelt)), code("invalid"));
+  await assert.rejects(locks.fill("a", () => 1, () => 1, misspelt), code("invalid"));
+  assert.throws(() => locks.cache("a", { ...misspelt, ttl: 1000 }), code("invalid"));
+  assert.throws(() => locks.oncePer("a", "1h", misspelt), code("invalid"));
+  await assert.rejects(locks.oncePer("a", "1h").run(() => 1, misspelt), code("invalid"));
+  await assert.rejects(locks.oncePer("a", "1h").runEach(() => 1, misspelt), code("invalid"));
+  assert.throws(() => locks.election("a", misspelt), code("invalid"));
+  assert.throws(() => locks.election("a").observe(misspelt), code("invalid"));
+  await assert.rejects(locks.election("a").campaign(misspelt), code("invalid"));
+  assert.throws(() => tenure.daily(misspelt), code("invalid"));
+});
+
+it("numbers_that_are_not_whole_are_refused", async () => {
+  const locks = await tenure.connect("memory:");
+  for (const number of [2.9, 2 ** 32 + 2, -1, NaN, "2" as any]) {
+    assert.throws(() => locks.semaphore("a", number), code("invalid"));
+    assert.throws(() => locks.semaphore("a", 3).many(number), code("invalid"));
+    await assert.rejects(locks.semaphore("a", 3).setPermits(number), code("invalid"));
+    assert.throws(() => locks.cache("a", { ttl: 1000, maxBytes: number }), code("invalid"));
+  }
+});
+
+it("a_forced_release_of_one_hold_needs_its_owner_or_token", async () => {
+  const locks = await tenure.connect("memory:");
+  await using guard = await locks.mutex("a").lock();
+  for (const only of [{}, { owner: null }, { fence: guard.fence }, { owner: guard.owner, token: guard.fence }, null]) {
+    await assert.rejects(locks.forceRelease("a", only as any), code("invalid"));
+  }
+  await guard.verify();
+});
+
+it("changes_of_leadership_are_observed_from_the_call_on", async () => {
+  const locks = await tenure.connect("memory:");
+  const changes = locks.election("a").observe();
+  for (const payload of ["first", "second"]) await locks.election("a", { payload }).lead(() => 0);
+  const seen = [];
+  for await (const change of changes) if (seen.push(`${change.what} ${change.leader?.payload}`) === 3) break;
+  assert.deepEqual(seen, ["elected first", "resigned first", "elected second"]);
 });
 
 it("close_ends_waits_and_gives_back", async () => {

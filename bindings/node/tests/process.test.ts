@@ -159,6 +159,26 @@ describe("processes and threads", { concurrency: true }, () => {
     }
   });
 
+  it("a_worker_that_is_terminated_while_it_is_granted_locks_keeps_none", async () => {
+    const source = `
+      const { parentPort, workerData } = require("node:worker_threads");
+      const tenure = require("tenure");
+      (async () => {
+        const locks = await tenure.connect(workerData.url, { opTimeout: "20s" });
+        const short = locks.with({ ttl: "1s" });
+        const all = Array.from({ length: 300 }, (_, at) => short.mutex(workerData.lock + at).lock());
+        parentPort.postMessage(await all[0]?.name);
+      })();`;
+    const url = `file:${directory()}/locks`, granted = await tenure.connect(url);
+    for (let round = 0; round < 4; round++) {
+      const one = new Worker(source, { eval: true, workerData: { url, lock: name() } });
+      await said(one);
+      await one.terminate();
+      await eventually("all are free", async () => (await granted.list().next()).done);
+    }
+    await granted.close();
+  });
+
   it("a_worker_alone_loads_and_unloads_the_addon", async () => {
     const source = `const { Worker } = require("node:worker_threads");
       (async () => { for (let round = 0; round < 10; round++) {
@@ -186,6 +206,18 @@ describe("processes and threads", { concurrency: true }, () => {
       })();`);
     await new Program([process.execPath, script]).success();
     assert.equal(readFileSync(file, "utf8"), "60");
+  });
+
+  it("a_listener_of_events_that_throws_loses_no_result", async () => {
+    const program = Program.script("memory:", `process.on("uncaughtException", (error) => (uncaught = error));
+      let uncaught;
+      tenure.log("trace", () => { throw new Error("mine"); });
+      const locks = await tenure.connect(url);
+      setTimeout(() => process.exit(1), 20_000).unref();
+      await (await locks.mutex("a").lock()).release();
+      for (; uncaught === undefined; await sleep(1));
+      console.log(uncaught.message);`);
+    assert.deepEqual(await program.success(), ["mine"]);
   });
 
   it("20000_dropped_guards_are_given_back", async () => {

@@ -146,7 +146,8 @@ export function start<T>(begin: (id: number) => void, options: CallOptions = {})
 }
 
 function tell(event: LogEvent): void {
-  if (listener !== undefined) return listener(event);
+  // One that throws must not keep the messages behind the event.
+  if (listener !== undefined) return queueMicrotask(listener.bind(undefined, event));
   const { level: _, message, ...fields } = event;
   const details = Object.entries(fields).map(([name, value]) => ` ${name}=${value}`);
   process.emitWarning(message + details.join(""), "TenureWarning");

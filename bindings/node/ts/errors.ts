@@ -59,6 +59,12 @@ export function checked<T>(call: () => T): T {
   }
 }
 
+/** Refuses a number that the addon would round or cut. */
+export function whole(what: string, number: number): number {
+  if (Number.isInteger(number) && number >>> 0 === number) return number;
+  throw new TenureError("invalid", `${what}: got ${String(number)}, expected a whole number below 2^32`);
+}
+
 /** Milliseconds, or a text such as `500ms`, `2s`, `15m`, `1h` or `1d`. */
 export type Time = number | string;
 
@@ -71,4 +77,24 @@ export function millis(what: string, time: Time): number {
     throw new TenureError("invalid", `${what}: got ${String(time)}, expected milliseconds or a text such as "15s"`);
   }
   return value;
+}
+
+/** Options as the addon takes them: times are milliseconds. */
+type Plain<T> = { [K in keyof T]: Time extends T[K] ? Exclude<T[K], string> : T[K] };
+
+/** The name that shares most pairs of letters with a misspelt one. */
+function nearest(to: string, names: readonly string[]): string {
+  const pairs = (name: string) => Array.from(name.toLowerCase(), (_, at) => name.toLowerCase().slice(at, at + 2));
+  const shared = (name: string) => pairs(name).filter((pair) => pairs(to).includes(pair)).length;
+  return names.reduce((best, name) => (shared(name) > shared(best) ? name : best));
+}
+
+/** Reads options. Refuses unknown names, because a misspelt limit of a wait would be none. */
+export function optionsOf<T extends object>(given: T, others: readonly (keyof T & string)[], times: readonly (keyof T & string)[] = []): Plain<T> {
+  if (typeof given !== "object" || given === null) throw new TenureError("invalid", `options: got ${String(given)}, expected an object`);
+  const names: string[] = [...times, ...others], all = Object.entries(given).filter(([, value]) => value !== undefined);
+  const unknown = all.find(([name]) => !names.includes(name))?.[0];
+  if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown}: expected one of ${names.join(", ")}; did you mean ${nearest(unknown, names)}?`);
+  const isTime = (name: string) => names.indexOf(name) < times.length;
+  return Object.fromEntries(all.map(([name, value]) => [name, isTime(name) ? millis(name, value) : value])) as Plain<T>;
 }

@@ -1,4 +1,4 @@
-import { checked, errorOf, LostError, millis, TenureError, type Failure, type Time } from "./errors.js";
+import { errorOf, LostError, millis, optionsOf, TenureError, type Failure, type Time } from "./errors.js";
 import { start } from "./engine.js";
 import type { Hold } from "./native.js";
 import type { StopRequest } from "./reports.js";
@@ -63,10 +63,9 @@ export class Guard {
     return this.#lost().ended;
   }
 
-  /** Calls `listener` with the reason if the lock is lost. */
+  /** Calls `listener` with the reason if the lock is lost, also if that was before. */
   on(_event: "lost", listener: (reason: LostError) => void): this {
-    const { signal } = this;
-    signal.addEventListener("abort", () => listener(signal.reason), { once: true });
+    void this.ended.then((reason) => reason && listener(reason));
     return this;
   }
 
@@ -118,17 +117,22 @@ export class Guard {
     await this.change("keep", undefined, millis("time", time));
   }
 
-  /** Resolves when the holder is asked to stop, or with `null` once the guard is released. */
+  /** Resolves when the holder is asked to stop, or with `null` once the lock is released or lost. */
   stopRequested(): Promise<StopRequest | null> {
     return start((id) => this.hold.stopRequested(id), { isQuiet: true });
   }
 
-  /** Releases the lock unless that is done. A release without an answer goes on in the background. */
-  async [Symbol.asyncDispose](): Promise<void> {
+  /** @internal Ends the hold unless that is done. A request without an answer goes on in the background. */
+  async finish(what: "release" | "fail", why?: string): Promise<void> {
     if (this.hold.isReleased()) return;
-    await this.release().catch((error: unknown) => {
+    await this.change(what, why).catch((error: unknown) => {
       if (!(error instanceof TenureError) || error.code === "lost") throw error;
     });
+  }
+
+  /** Releases the lock unless that is done. A release without an answer goes on in the background. */
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.finish("release");
   }
 }
 
@@ -140,8 +144,8 @@ export class RwGuard extends Guard {
   }
 
   /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
-  upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
-    return this.change("upgrade", undefined, options.waitMs === undefined ? undefined : millis("waitMs", options.waitMs));
+  async upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
+    return this.change("upgrade", undefined, optionsOf(options, [], ["waitMs"]).waitMs);
   }
 }
 
@@ -180,8 +184,17 @@ export class Turn extends Guard {
 
   /** Ends the run as failed. */
   async fail(why: unknown): Promise<void> {
-    await this.change("fail", why instanceof Error ? why.message : String(why));
+    await this.change("fail", textOf(why));
   }
+
+  /** Ends the run as failed, unless it has been released: a block that throws does not reach its `release`. */
+  override [Symbol.asyncDispose](): Promise<void> {
+    return this.finish("fail", "the block ended without a release");
+  }
+}
+
+function textOf(why: unknown): string {
+  return why instanceof Error ? why.message : String(why);
 }
 
 /**
@@ -195,12 +208,12 @@ export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T |
     value = await work(guard);
   } catch (error) {
     const failure: Failure | null = guard.hold.loss();
-    if (!guard.hold.isReleased()) await (guard instanceof Turn ? guard.fail(error) : guard.release()).catch(() => {});
+    await guard.finish("fail", textOf(error)).catch(() => {});
     if (failure === null || error instanceof LostError) throw error;
     throw new LostError("lost", failure.message, { ...failure, cause: error });
   }
   try {
-    await guard[Symbol.asyncDispose]();
+    await guard.finish("release");
   } catch (error) {
     if (error instanceof LostError) error.value = value;
     throw error;
@@ -208,7 +221,8 @@ export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T |
   return value;
 }
 
-/** The guard of a lock that is not busy. */
-export function guarded<G extends Guard>(kind: new (hold: Hold) => G, hold: Hold): G {
-  return checked(() => new kind(hold));
+/** The guard of a hold, or `null` for a busy lock. */
+export async function granted<G extends Guard>(kind: new (hold: Hold) => G, asked: Promise<Hold | null>): Promise<G | null> {
+  const hold = await asked;
+  return hold === null ? null : new kind(hold);
 }

@@ -1,9 +1,8 @@
-import { catchSignals, native, start } from "./engine.js";
-import { BusyError, checked, millis, TenureError, type Time } from "./errors.js";
-import { Guard, guarded, held, MultiGuard, RwGuard } from "./guards.js";
-import { channel } from "./engine.js";
-import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
-import type { ForcedRelease, JobStatus, Status } from "./reports.js";
+import { catchSignals, channel, native, start } from "./engine.js";
+import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
+import { granted, Guard, held, MultiGuard, RwGuard } from "./guards.js";
+import type { Hold, LockSpec, Store } from "./native.js";
+import type { ElectionStatus, ForcedRelease, JobStatus, Status } from "./reports.js";
 import { Cache, Election, fill, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
 
 /** How locks are held. */
@@ -32,16 +31,11 @@ export interface Options {
   groupBy?: string;
 }
 
-const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"];
-const NAMES = [...TIMES, "renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"];
+const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"] as const;
+const OTHERS = ["renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as const;
 
 function configured(store: Store, options: Options | undefined): Store {
-  if (options === undefined) return store;
-  const given = Object.entries(options).filter(([, value]) => value !== undefined);
-  const unknown = given.find(([name]) => !NAMES.includes(name));
-  if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown[0]}: expected one of ${NAMES.join(", ")}`);
-  const all = given.map(([name, value]) => [name, TIMES.includes(name) ? millis(name, value) : value]);
-  return checked(() => store.configured(Object.fromEntries(all) as StoreOptions));
+  return options === undefined ? store : checked(() => store.configured(optionsOf(options, OTHERS, TIMES)));
 }
 
 /** How long to wait for a lock. */
@@ -56,7 +50,7 @@ export interface Wait {
 export class Lock<G extends Guard = Guard> {
   /** @internal */
   constructor(
-    /** @internal */ readonly store: Store, /** @internal */ readonly spec: LockSpec | LockSpec[],
+    /** @internal */ readonly store: Store, /** @internal */ readonly spec: LockSpec | Lock<any>[],
     /** @internal */ readonly guard: new (hold: Hold) => G,
   ) {
     if (!Array.isArray(spec)) checked(() => store.check(spec));
@@ -64,27 +58,26 @@ export class Lock<G extends Guard = Guard> {
 
   /** The name, without the prefix. */
   get name(): string {
-    return [this.spec].flat().map((spec) => spec.name).join(", ");
+    return [this.spec].flat().map(({ name }) => name).join(", ");
   }
 
-  async #acquire(waitMs: Time | undefined, signal: AbortSignal | undefined): Promise<G | null> {
-    const { spec, store } = this;
-    const wait = waitMs === undefined ? undefined : millis("waitMs", waitMs);
-    const hold: Hold | null = await start((id) => Array.isArray(spec) ? store.lockAll(id, spec, wait) : store.lock(id, spec, wait), { signal });
-    return hold === null ? null : guarded(this.guard, hold);
+  async #acquire(options: Wait, limit?: number): Promise<G | null> {
+    const { spec, store } = this, { waitMs: wait = limit, signal } = optionsOf(options, ["signal"], ["waitMs"]);
+    const all = (id: number, parts: Lock[]) => store.lockAll(id, parts.map((part) => part.store), parts.map((part) => part.spec as LockSpec), wait);
+    return granted(this.guard, start((id) => (Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait)), { signal }));
   }
 
   /** Waits until the lock is granted. Rejects with a `BusyError` after `waitMs`, and with the reason of `signal`. */
-  async lock({ waitMs, signal }: Wait = {}): Promise<G> {
-    const guard = await this.#acquire(waitMs, signal);
+  async lock(options: Wait = {}): Promise<G> {
+    const guard = await this.#acquire(options);
     if (guard !== null) return guard;
-    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", waitMs ?? 0)} ms`;
+    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", options.waitMs ?? 0)} ms`;
     throw new BusyError("busy", message, { lock: this.name, store: this.store.url });
   }
 
   /** Tries once, or waits for at most `waitMs`. Resolves with `null` if the lock is busy. */
-  tryLock({ waitMs = 0, signal }: Wait = {}): Promise<G | null> {
-    return this.#acquire(waitMs, signal);
+  tryLock(options: Wait = {}): Promise<G | null> {
+    return this.#acquire(options, 0);
   }
 
   /**
@@ -122,15 +115,26 @@ export class RwLock {
 
 /** A lock with several permits. */
 export class Semaphore extends Lock {
+  /** The number of permits that this program expects. */
+  get permits(): number {
+    return (this.spec as LockSpec).permits as number;
+  }
+
   /** Takes this number of permits at once. */
   many(taken: number): Lock {
-    return new Lock(this.store, { ...(this.spec as LockSpec), taken }, Guard);
+    return new Lock(this.store, { ...(this.spec as LockSpec), taken: whole("permits", taken) }, Guard);
   }
 
   /** Changes the number of permits for all. */
-  setPermits(permits: number): Promise<void> {
-    return start((id) => this.store.setPermits(id, this.name, permits));
+  async setPermits(permits: number): Promise<void> {
+    await start((id) => this.store.setPermits(id, this.name, whole("permits", permits)));
   }
+}
+
+async function all<T>(listed: AsyncIterable<T>): Promise<T[]> {
+  const found: T[] = [];
+  for await (const one of listed) found.push(one);
+  return found;
 }
 
 /** The locks of a store: see `connect`. */
@@ -190,13 +194,16 @@ export class Locks {
 
   /** A lock with this number of permits, on which all users of the name must agree. */
   semaphore(name: string, permits: number, options?: Options): Semaphore {
-    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits }, Guard);
+    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits: whole("permits", permits) }, Guard);
   }
 
-  /** Several locks of these, all or none: names of mutexes, mutexes of any kind, sides of read-write locks, permits. */
+  /**
+   * Several locks, all or none: names of mutexes of this store, and mutexes of any kind, sides of read-write locks and
+   * permits, each of its own store and with its options.
+   */
   multi(...locks: (string | Lock<any>)[]): Lock<MultiGuard> {
-    const specs = locks.map((lock) => (typeof lock === "string" ? { kind: "mutex", name: lock } : lock.spec)).flat();
-    return new Lock(this.#store, specs, MultiGuard);
+    const parts = locks.flatMap((lock) => (typeof lock === "string" ? this.mutex(lock) : Array.isArray(lock.spec) ? lock.spec : lock));
+    return new Lock(this.#store, parts, MultiGuard);
   }
 
   /** Values that one caller computes for a whole fleet, kept in this store. */
@@ -219,7 +226,7 @@ export class Locks {
 
   /** An election of one leader. The payload tells others how to reach the leader. */
   election(name: string, options: { payload?: string } = {}): Election {
-    return new Election(this.#store, name, options.payload ?? "");
+    return new Election(this.#store, name, optionsOf(options, ["payload"]).payload ?? "");
   }
 
   /** The state of a lock with its holders, or `null` if it is free. */
@@ -227,27 +234,34 @@ export class Locks {
     return start((id) => this.#store.inspect(id, name));
   }
 
+  async *#listed<T>(what: string, prefix: string): AsyncGenerator<T, void> {
+    const listed = checked(() => this.#store.list(what, prefix));
+    for (let next; (next = await start<T | null>((id) => listed.next(id, true))) !== null; ) yield next;
+  }
+
   /** The held locks whose names begin with `prefix`. It scans the whole store. */
-  async *list(prefix = ""): AsyncGenerator<Status, void> {
-    const listed = checked(() => this.#store.list(prefix));
-    for (;;) {
-      const status: Status | null = await start((id) => listed.next(id));
-      if (status === null) return;
-      yield status;
-    }
+  list(prefix = ""): AsyncGenerator<Status, void> {
+    return this.#listed("locks", prefix);
   }
 
   /** The jobs of `oncePer` that have run and whose names begin with `prefix`. It scans the whole store. */
   jobs(prefix = ""): Promise<JobStatus[]> {
-    return start((id) => this.#store.jobs(id, prefix));
+    return all(this.#listed("jobs", prefix));
+  }
+
+  /** The elections whose names begin with `prefix`. It scans the whole store. */
+  elections(prefix = ""): Promise<ElectionStatus[]> {
+    return all(this.#listed("elections", prefix));
   }
 
   /** Ends all holds of a lock, and returns its holders, or `null`. It breaks exclusion until the holders notice. */
   forceRelease(name: string): Promise<Status | null>;
   /** Ends the hold of this owner, or with this token, and no other. */
   forceRelease(name: string, only: { owner: string } | { token: bigint }): Promise<ForcedRelease>;
-  forceRelease(name: string, only: { owner?: string; token?: bigint } = {}): Promise<any> {
-    return start((id) => this.#store.forceRelease(id, name, only.owner, only.token));
+  async forceRelease(name: string, only?: { owner?: string; token?: bigint }): Promise<any> {
+    const { owner, token } = only === undefined ? {} : optionsOf(only, ["owner", "token"]);
+    if (only !== undefined && (owner == null) === (token == null)) throw new TenureError("invalid", "forceRelease: expected one of owner and token");
+    return start((id) => this.#store.forceRelease(id, name, owner, token));
   }
 
   /** Removes a string that another program stored as a lock, and returns it; `null` if there is none. */
@@ -261,9 +275,8 @@ export class Locks {
   }
 
   /** Takes over a hold that `Guard.detach` gave up, perhaps in another process; `null` if it has ended. */
-  async resume(name: string, owner: string): Promise<Guard | null> {
-    const hold: Hold | null = await start((id) => this.#store.resume(id, name, owner));
-    return hold === null ? null : guarded(Guard, hold);
+  resume(name: string, owner: string): Promise<Guard | null> {
+    return granted(Guard, start((id) => this.#store.resume(id, name, owner)));
   }
 
   /** Extends a detached hold to a full ttl, and returns its remaining milliseconds; `null` if it has ended. */

@@ -54,6 +54,18 @@ export interface Leader {
   owner: string;
 }
 
+/** The state of an election. */
+export interface ElectionStatus {
+  name: string;
+  leader: Leader | null;
+  /** The hold of the leader, with its lease. */
+  hold: Holder | null;
+  /** The candidates that wait, in order. */
+  candidates: Holder[];
+  /** How many candidates the report leaves out. */
+  unlisted: number;
+}
+
 /** A change of leadership: `missed` counts those that passed unseen. */
 export interface Change {
   what: "elected" | "updated" | "resigned" | "missed" | "rewritten";

@@ -1,6 +1,6 @@
 import { start } from "./engine.js";
-import { millis, TenureError, type Time } from "./errors.js";
-import { guarded, held, Term, Turn } from "./guards.js";
+import { checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
+import { granted, held, Term, Turn } from "./guards.js";
 import type { CacheSpec, Hold, JobSpec, Store } from "./native.js";
 import type { Change, LastRun, Leader } from "./reports.js";
 
@@ -71,10 +71,12 @@ export class Cache<T = any> {
 
   /** @internal */
   constructor(store: Store, readonly name: string, options: CacheOptions) {
-    const { ttl, stale, wait, codec = "json", ...others } = options;
+    const names = ["overdue", "outage", "codec", "early", "jitter", "maxBytes"] as const;
+    const { ttl, codec = "json", ...others } = optionsOf(options, names, ["ttl", "stale", "wait"]);
+    if (others.maxBytes !== undefined) whole("maxBytes", others.maxBytes);
     this.#store = store;
     this.#ttl = millis("ttl", ttl);
-    this.#spec = { ...others, codec, ...times({ stale, wait }) };
+    this.#spec = { ...others, codec };
     this.#decode = DECODERS[codec];
     if (this.#decode === undefined) throw new TenureError("invalid", `codec: got ${codec}, expected json, text or bytes`);
   }
@@ -82,6 +84,7 @@ export class Cache<T = any> {
   async #ask(key: string, what: string, compute?: () => unknown): Promise<any> {
     const answer = async () => {
       const value = await compute?.();
+      if (what === "refresh" && (value instanceof Absent || value instanceof Uncached)) throw new TenureError("invalid", "refresh: expected a value to store");
       if (value instanceof Absent) return { ttl: millis("ttl", value.ttl) };
       if (value instanceof Uncached) return { bytes: encoded(this.#spec.codec, value.value) };
       return { bytes: encoded(this.#spec.codec, value), ttl: this.#ttl };
@@ -111,11 +114,6 @@ export class Cache<T = any> {
   }
 }
 
-function times(all: Record<string, Time | undefined>): Record<string, number> {
-  const given = Object.entries(all).filter((entry): entry is [string, Time] => entry[1] !== undefined);
-  return Object.fromEntries(given.map(([name, time]) => [name, millis(name, time)]));
-}
-
 /** How a cache of the program's own is filled. */
 export type FillOptions = Waiting;
 
@@ -132,8 +130,8 @@ export async function fill<T>(
     value = await (what === "get" ? get() : compute(fence));
     return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
   };
-  const wait = options.wait === undefined ? undefined : millis("wait", options.wait);
-  await start((id) => store.fill(id, name, wait, options.overdue, options.outage), { answer });
+  const { wait, overdue, outage } = optionsOf(options, ["overdue", "outage"], ["wait"]);
+  await start((id) => store.fill(id, name, wait, overdue, outage), { answer });
   return value as T;
 }
 
@@ -149,7 +147,8 @@ export interface At {
   zone?: string;
 }
 
-function scheduled(period: string, { at = 0, zone }: At): Schedule {
+function scheduled(period: string, options: At): Schedule {
+  const { at = 0, zone } = optionsOf(options, ["at", "zone"]);
   const [, hours, minutes, seconds = 0] = /^(\d\d?):(\d\d)(?::(\d\d))?$/.exec(String(at)) ?? [];
   const time = hours === undefined ? millis("at", at) : ((Number(hours) * 60 + Number(minutes)) * 60 + Number(seconds)) * 1000;
   return { period, time, ...(zone === undefined ? {} : { zone }) };
@@ -162,13 +161,13 @@ export const weekly = (at: At = {}): Schedule => scheduled("weekly", at);
 /** Once a month. */
 export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
 /** At the times of a cron expression. */
-export const cron = (expression: string, { zone }: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...(zone === undefined ? {} : { zone }) });
+export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...optionsOf(zone, ["zone"]) });
 
 /** How a job repeats. */
 export interface JobOptions {
   /** How long after the start of a window a run may begin. Default: the whole window. */
   openFor?: Time;
-  /** What lets a window be used again. Default: `nothing`. */
+  /** What lets a window be used again. Default: `failure`. */
   reopensOn?: "nothing" | "failure" | "failure_or_loss";
   /** Runs by hand although the job has run in its window. */
   again?: boolean;
@@ -183,31 +182,31 @@ export class OncePer {
   readonly #spec: JobSpec;
 
   /** @internal */
-  constructor(store: Store, readonly name: string, period: Period, { openFor, ...options }: JobOptions) {
+  constructor(store: Store, readonly name: string, period: Period, options: JobOptions) {
     const schedule = typeof period === "object" ? period : { period: "every", time: millis("period", period) };
     this.#store = store;
-    this.#spec = { name, ...schedule, ...options, ...times({ openFor }) };
+    this.#spec = { name, ...schedule, ...optionsOf(options, ["reopensOn", "again"], ["openFor"]) };
   }
 
   /** Begins a run unless there has been one in this window, or there is one. */
-  async tryBegin(): Promise<Turn | null> {
-    const hold: Hold | null = await start((id) => this.#store.begin(id, this.#spec));
-    return hold === null ? null : guarded(Turn, hold);
+  tryBegin(): Promise<Turn | null> {
+    return granted(Turn, start((id) => this.#store.begin(id, this.#spec)));
   }
 
   /** Runs the job unless it has run in this window. */
   async run<T>(job: (turn: Turn) => T | PromiseLike<T>, options: { signal?: AbortSignal } = {}): Promise<Run<T>> {
+    optionsOf(options, ["signal"]).signal?.throwIfAborted();
     const turn = await this.tryBegin();
     return turn === null ? { ran: false } : { ran: true, value: await held(turn, job, options.signal) };
   }
 
   /** Runs the job in each window until `signal` fires. A run in progress is finished; one that fails goes to `onError`. */
   async runEach(job: (turn: Turn) => unknown, options: { signal?: AbortSignal; onError?: (error: unknown) => void } = {}): Promise<void> {
-    const { signal, onError = (error) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = options;
+    const { signal, onError = (error: unknown) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = optionsOf(options, ["signal", "onError"]);
     while (!signal?.aborted) {
-      const hold: Hold | null = await start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true });
-      if (hold === null) return;
-      await held(guarded(Turn, hold), job).catch(onError);
+      const turn = await granted(Turn, start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true }));
+      if (turn === null) return;
+      await held(turn, job).catch(onError);
     }
   }
 
@@ -238,7 +237,8 @@ export class Election {
 
   /** Waits until this process leads. */
   async campaign(options: { signal?: AbortSignal } = {}): Promise<Term> {
-    return guarded(Term, await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), options));
+    const { signal } = optionsOf(options, ["signal"]);
+    return new Term(await start<Hold>((id) => this.#store.campaign(id, this.name, this.payload), { signal }));
   }
 
   /** Waits until this process leads, does the work with the term, and resigns. */
@@ -257,8 +257,14 @@ export class Election {
   }
 
   /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
-  async *observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
-    const changes = this.#store.observe(this.name);
-    for (;;) yield await start<Change>((id) => changes.next(id), options);
+  observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
+    const { signal } = optionsOf(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
+    const first = start<Change | null>((id) => changes.next(id, false), { signal });
+    first.catch(() => {}); // it is told by `next`
+    return (async function* () {
+      const leader = await first;
+      if (leader !== null) yield leader;
+      for (;;) yield await start<Change>((id) => changes.next(id, true), { signal });
+    })();
   }
 }

@@ -6,6 +6,7 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::Engine;
 pub use super::hold_end::HoldEnd;
@@ -61,6 +62,24 @@ impl Lost {
 
     pub(crate) fn never() -> Self {
         Self { listeners: Vec::new() }
+    }
+
+    /// Time until this resolves if no further renewal succeeds; zero once it has resolved: see
+    /// [`Guard::remaining`](crate::Guard::remaining).
+    ///
+    /// ```
+    /// # tenure::block_on(async {
+    /// # let locks = tenure::Locks::memory();
+    /// # let guard = locks.mutex("nightly")?.lock().await?;
+    /// let lost = guard.lost();
+    /// assert!(lost.remaining() > std::time::Duration::ZERO);
+    /// guard.release().await?;
+    /// assert!(lost.remaining().is_zero());
+    /// # Ok::<(), tenure::Error>(()) }).unwrap();
+    /// ```
+    pub fn remaining(&self) -> Duration {
+        let all = self.listeners.iter().map(|listener| listener.lease.remaining(&listener.engine));
+        all.min().unwrap_or_default()
     }
 
     /// Resolves with whichever comes first.

@@ -1,5 +1,7 @@
 //! What an operator does with locks that others hold: inspect, list, request a stop, release by force.
 
+use std::future::Future;
+
 use super::{Locks, checked};
 use crate::engine::call::Call;
 use crate::error::{Error, Result};
@@ -123,9 +125,9 @@ impl Locks {
     /// # Errors
     /// As [`cache`](Self::cache); also `is_refused` if the user may not read the record. Retries while the
     /// store does not answer.
-    pub async fn stop_requested(&self, guard: &Guard) -> Result<StopRequest> {
-        let record = stop::record(&self.shared, &self.options, guard.name().clone())?;
-        stop::requested(&record, guard.owner()).await
+    pub fn stop_requested(&self, guard: &Guard) -> impl Future<Output = Result<StopRequest>> + Send + use<> {
+        let record = stop::record(&self.shared, &self.options, guard.name().clone());
+        stop::requested(record, guard.owner().clone())
     }
 
     /// Ends all holds of a lock, and returns its holders, or `None` if the lock was free. For operators: it

@@ -65,7 +65,8 @@ pub(crate) async fn request(record: &RecordHandle, holders: &[Owner], reason: &s
 }
 
 /// Waits until this holder of a lock is asked to stop.
-pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<StopRequest> {
+pub(crate) async fn requested(record: Result<RecordHandle>, owner: Owner) -> Result<StopRequest> {
+    let record = record?;
     let (engine, lock) = (record.engine(), &record.lock);
     // Most holds end before the first look.
     let (mut watch, mut pause) = (Watch::default(), LOOK);
@@ -77,7 +78,7 @@ pub(crate) async fn requested(record: &RecordHandle, owner: &Owner) -> Result<St
         pause = if watch.is_open() { LOOK_WATCHED } else { LOOK };
         match record.read().await {
             Ok(seen) => {
-                if let Some(request) = seen.record.as_ref().and_then(|record| read(record, owner)) {
+                if let Some(request) = seen.record.as_ref().and_then(|record| read(record, &owner)) {
                     return Ok(request);
                 }
             }

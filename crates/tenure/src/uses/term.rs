@@ -1,4 +1,5 @@
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -127,9 +128,8 @@ impl Term {
     ///
     /// # Errors
     /// `is_refused` if the user may not read the record. Retries while the store does not answer.
-    pub async fn stop_requested(&self) -> Result<StopRequest> {
-        let record = stop::record_of(&self.record, stop::OF_LEADER)?;
-        stop::requested(&record, self.owner()).await
+    pub fn stop_requested(&self) -> impl Future<Output = Result<StopRequest>> + Send + use<> {
+        stop::requested(stop::record_of(&self.record, stop::OF_LEADER), self.owner().clone())
     }
 
     /// Publishes another payload, of at most 4 KiB, to the observers.

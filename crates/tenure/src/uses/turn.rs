@@ -157,9 +157,8 @@ impl Turn {
     ///
     /// # Errors
     /// `is_refused` if the user may not read the record. Retries while the store does not answer.
-    pub async fn stop_requested(&self) -> Result<StopRequest> {
-        let record = stop::record_of(&self.record, stop::OF_JOB)?;
-        stop::requested(&record, self.owner()).await
+    pub fn stop_requested(&self) -> impl Future<Output = Result<StopRequest>> + Send + use<> {
+        stop::requested(stop::record_of(&self.record, stop::OF_JOB), self.owner().clone())
     }
 
     /// Records the exit code of the command that did the work, beside the outcome that follows.
