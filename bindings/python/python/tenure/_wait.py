@@ -92,7 +92,7 @@ def run(op: _native.Op, answer: Optional[Callable[[], Any]] = None) -> Any:
 
 
 def spend(call: Callable[..., _native.Op], *args: Any) -> Any:
-    """Like `run`, for a call that takes the guard out of its hold. A signal handler that raises before it finds the
+    """Like `run`, for a call that consumes the guard of a hold. A signal handler that raises before it finds the
     guard in the hold; one that raises after it cancels the call, which releases the lock."""
     op: Optional[_native.Op] = None
     try:
