@@ -121,30 +121,19 @@ def _status(values: Any) -> Optional[Status]:
 class _Store:
     """An open store. A child of a fork opens it again on its first use."""
 
-    def __init__(self, url: str, opened: Callable[[], _native.Locks]) -> None:
+    def __init__(self, url: str, opened: Callable[[], _native.Locks], bound_by: Optional[str] = None) -> None:
         self.url = url
         self.open = opened
+        self.bound_by = bound_by
+        """What keeps another process from opening it by its URL."""
         self._native = opened()
         self._generation = _fork.generation
-        _stores.add(self)
 
     def native(self) -> _native.Locks:
         if self._generation != _fork.generation:
             self._native = self.open()
             self._generation = _fork.generation
         return self._native
-
-
-_stores: weakref.WeakSet[_Store] = weakref.WeakSet()
-
-
-def _close_files() -> None:
-    for store in list(_stores):
-        if store.url.startswith("file:"):
-            _fork.close_files_below(os.path.abspath(store.url[len("file:") :]))
-
-
-_fork.in_child(_close_files)
 
 
 def open_url(url: str, credentials: Optional[Login] = None) -> _native.Locks:
