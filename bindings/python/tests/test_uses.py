@@ -53,6 +53,19 @@ def test_a_failed_computation_raises_and_is_not_kept(locks: tenure.Locks, name: 
     assert uncached.get() is None
 
 
+def test_a_refresh_may_find_no_value(locks: tenure.Locks, name: str) -> None:
+    cache = locks.cache(name, ttl=60)
+    assert cache.refresh(lambda: "stored") == "stored"
+    assert cache.refresh(lambda: tenure.Uncached("only now")) == "only now" and cache.get() is None
+    assert cache.refresh(lambda: tenure.Absent(ttl=timedelta(seconds=30))) is None
+    assert cache.get_or_compute(lambda: pytest.fail("it is known to be absent")) is None
+
+    async def absent() -> tenure.Absent:
+        return tenure.Absent(ttl=30)
+
+    assert asyncio.run(cache.arefresh(absent)) is None
+
+
 def test_a_value_that_a_codec_would_change_is_refused(locks: tenure.Locks, name: str) -> None:
     pair = (lambda value: repr(value).encode(), lambda text: eval(text))  # noqa: S307
     for number, value in enumerate([(1, 2), {"a": (1,)}, {1: 2}, datetime(2026, 1, 1), {"now": datetime(2026, 1, 1)}]):
