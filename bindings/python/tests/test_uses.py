@@ -304,6 +304,26 @@ def test_a_login_is_asked_for_at_each_dial(tmp_path: Path) -> None:
         server.stop()
 
 
+def test_a_slow_login_is_asked_for_once_at_a_time(server: Server) -> None:
+    server.client.execute_command("ACL", "SETUSER", "slow", "on", ">word", "~*", "&*", "+@all")
+    called, go, calls = threading.Event(), threading.Event(), []
+
+    def login() -> tuple[str | None, str]:
+        calls.append(1)
+        called.set()
+        assert go.wait(20)
+        return "slow", "word"
+
+    locks = tenure.open_lazily(server.url, credentials=login, op_timeout=0.5)
+    for _ in range(3):  # several dials without an answer in time
+        with pytest.raises(tenure.Error, match="has not returned yet"):
+            locks.ping()
+    assert called.is_set()
+    go.set()
+    locks.configured(op_timeout=20).ping()
+    assert len(calls) <= 2
+
+
 def no_login() -> tuple[str | None, str]:
     raise KeyError("no login today")
 
