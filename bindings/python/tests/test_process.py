@@ -341,6 +341,7 @@ def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, path: s
         os.chdir(sys.argv[2])
         locks = tenure.connect(sys.argv[1], op_timeout=20)
         guard = locks.mutex("x", ttl=600).lock()
+        os.chdir("/")
         child = os.fork()
         if child == 0:
             os.close(0)

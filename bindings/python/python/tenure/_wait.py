@@ -8,7 +8,7 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _fork, _native
-from ._errors import Error, UnsupportedError
+from ._errors import Error, InvalidError, UnsupportedError
 
 # Imported on first use: asyncio alone takes longer to import than the rest of the package.
 if TYPE_CHECKING:
@@ -25,8 +25,15 @@ _reactors: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _native.Reactor]
 _in_trio: weakref.WeakKeyDictionary[Any, _native.Reactor] = weakref.WeakKeyDictionary()
 
 
-def seconds(time: Seconds) -> float:
-    return time if isinstance(time, (int, float)) else time.total_seconds()
+def seconds(time: Seconds, what: str = "time") -> float:
+    given: Any = time
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return given
+    total_seconds: Any = getattr(given, "total_seconds", None)
+    if total_seconds is None:
+        raise InvalidError(f"{what}: got {given!r}, expected seconds or a timedelta")
+    total: float = total_seconds()
+    return total
 
 
 def optional_seconds(time: Optional[Seconds]) -> Optional[float]:
