@@ -1,16 +1,18 @@
 //! Holds: the guards of all kinds of locks and uses.
 
-use std::future::poll_fn;
-use std::pin::pin;
+use std::future::{pending, poll_fn};
+use std::pin::{Pin, pin};
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use pyo3::prelude::*;
 use tenure::{
-    DowngradeError, Error, Guard, HoldEnd, Lost, MultiGuard, Term, Turn, UpgradeError, UpgradeableGuard,
-    WriteGuard,
+    Guard, HoldEnd, Lost, MultiGuard, StopRequest, Term, Turn, UpgradeableGuard, WriteGuard, bindings,
 };
 use tokio::sync::Notify;
+use tokio::sync::futures::OwnedNotified;
 
 use crate::error;
 use crate::locks::Root;
@@ -20,24 +22,49 @@ use crate::values;
 
 /// A guard of any kind.
 pub enum Held {
-    Plain(Guard),
-    Write(WriteGuard),
-    Upgradeable(UpgradeableGuard),
+    Single(Guard, Mutex<Side>),
     Multi(MultiGuard),
     Term(Box<Term>),
     Turn(Box<Turn>),
 }
 
+/// What a guard of a read-write lock may become.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Also of other locks.
+    Reader,
+    Upgradeable,
+    Writer,
+}
+
 impl Held {
+    pub fn plain(guard: impl Into<Guard>) -> Self {
+        Self::Single(guard.into(), Mutex::new(Side::Reader))
+    }
+
+    pub fn upgradeable(guard: UpgradeableGuard) -> Self {
+        Self::Single(guard.into(), Mutex::new(Side::Upgradeable))
+    }
+
+    pub fn writer(guard: WriteGuard) -> Self {
+        Self::Single(guard.into(), Mutex::new(Side::Writer))
+    }
+
+    /// The guards of its locks.
+    fn guards(&self) -> &[Guard] {
+        match self {
+            Self::Single(guard, _) => slice::from_ref(guard),
+            Self::Multi(guards) => guards,
+            Self::Term(term) => slice::from_ref(term.guard()),
+            Self::Turn(turn) => slice::from_ref(turn.guard()),
+        }
+    }
+
     /// The guard of a single lock.
     fn guard(&self) -> Option<&Guard> {
         match self {
-            Self::Plain(guard) => Some(guard),
-            Self::Write(guard) => Some(guard),
-            Self::Upgradeable(guard) => Some(guard),
-            Self::Term(term) => Some(term.guard()),
-            Self::Turn(turn) => Some(turn.guard()),
             Self::Multi(_) => None,
+            held => held.guards().first(),
         }
     }
 
@@ -66,19 +93,82 @@ impl Held {
 
     async fn release(self) -> tenure::Result<()> {
         match self {
-            Self::Plain(guard) => guard.release().await,
-            Self::Write(guard) => guard.release().await,
-            Self::Upgradeable(guard) => guard.release().await,
+            Self::Single(guard, _) => guard.release().await,
             Self::Multi(guards) => guards.release().await,
             Self::Term(term) => term.resign().await,
             Self::Turn(turn) => turn.succeed().await,
+        }
+    }
+
+    /// Waits for a request to stop: to the leader, to the runner of a job, or to the holder of any of the locks.
+    async fn stop_requested(&self, locks: Option<&tenure::Locks>) -> tenure::Result<StopRequest> {
+        match (self, locks) {
+            (Self::Term(term), None) => term.stop_requested().await,
+            (Self::Turn(turn), None) => turn.stop_requested().await,
+            (held, Some(locks)) => first(held.guards().iter().map(|guard| locks.stop_requested(guard))).await,
+            _ => pending().await,
+        }
+    }
+}
+
+/// Waits for all of these, and returns the first error.
+async fn all(parts: impl Iterator<Item = impl Future<Output = tenure::Result<()>>>) -> tenure::Result<()> {
+    let (mut parts, mut result): (Vec<_>, _) = (parts.map(Box::pin).collect(), Ok(()));
+    poll_fn(|context| {
+        parts.retain_mut(|part| match part.as_mut().poll(context) {
+            Poll::Ready(done) => {
+                let before = std::mem::replace(&mut result, Ok(()));
+                result = before.and(done);
+                false
+            }
+            Poll::Pending => true,
+        });
+        if parts.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    result
+}
+
+/// Waits for the first of these.
+async fn first<T>(parts: impl Iterator<Item = impl Future<Output = T>>) -> T {
+    let mut parts: Vec<_> = parts.map(Box::pin).collect();
+    poll_fn(|context| {
+        let ready = parts.iter_mut().find_map(|part| match part.as_mut().poll(context) {
+            Poll::Ready(value) => Some(value),
+            Poll::Pending => None,
+        });
+        ready.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
+}
+
+/// A guard until it is consumed or dropped.
+struct Kept {
+    held: Option<Held>,
+    /// A drop leaves the lock to its lease.
+    is_left: AtomicBool,
+    /// Changes of the guard come one after the other.
+    changes: tokio::sync::Mutex<()>,
+}
+
+impl Kept {
+    fn held(&self) -> &Held {
+        self.held.as_ref().expect("only its end takes it")
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        if let (Some(Held::Single(guard, _)), true) = (self.held.take(), self.is_left.load(Ordering::Acquire))
+        {
+            bindings::leave(guard);
         }
     }
 }
 
 /// A guard that concurrent requests share. A release waits for them.
 struct Shared {
-    held: Arc<Held>,
+    kept: Arc<Kept>,
     idle: Arc<Notify>,
     /// Ends the calls that wait for as long as the guard lives.
     ending: Arc<Notify>,
@@ -86,40 +176,59 @@ struct Shared {
 
 /// A request's use of a guard.
 struct Use {
-    held: Option<Arc<Held>>,
+    kept: Option<Arc<Kept>>,
     idle: Arc<Notify>,
+    /// The end of the guard.
+    ended: Pin<Box<OwnedNotified>>,
 }
 
 impl Use {
+    fn kept(&self) -> &Kept {
+        self.kept.as_ref().expect("it is taken only by the drop")
+    }
+
     fn held(&self) -> &Held {
-        self.held.as_ref().expect("it is taken only by the drop")
+        self.kept().held()
+    }
+
+    /// Runs a call until the guard is consumed or dropped; `None` by then.
+    async fn until_ended<T>(&mut self, call: impl AsyncFnOnce(&Kept) -> T) -> Option<T> {
+        let kept = self.kept.as_ref().expect("it is taken only by the drop");
+        let (mut call, ended) = (pin!(call(kept)), &mut self.ended);
+        poll_fn(|context| match ended.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => call.as_mut().poll(context).map(Some),
+        })
+        .await
     }
 }
 
 impl Drop for Use {
     fn drop(&mut self) {
-        drop(self.held.take());
+        drop(self.kept.take());
         self.idle.notify_one();
     }
 }
 
 impl Shared {
     fn new(held: Held) -> Self {
-        Self { held: Arc::new(held), idle: Arc::default(), ending: Arc::default() }
+        let (held, is_left, changes) = (Some(held), AtomicBool::new(false), tokio::sync::Mutex::default());
+        Self { kept: Arc::new(Kept { held, is_left, changes }), idle: Arc::default(), ending: Arc::default() }
     }
 
     fn lend(&self) -> Use {
-        Use { held: Some(Arc::clone(&self.held)), idle: Arc::clone(&self.idle) }
+        let ended = Box::pin(Arc::clone(&self.ending).notified_owned());
+        Use { kept: Some(Arc::clone(&self.kept)), idle: Arc::clone(&self.idle), ended }
     }
 
     /// Waits until no request uses the guard, and returns it.
     async fn into_held(self) -> Held {
-        let Self { mut held, idle, ending } = self;
+        let Self { mut kept, idle, ending } = self;
         ending.notify_waiters();
         loop {
-            match Arc::try_unwrap(held) {
-                Ok(held) => return held,
-                Err(shared) => held = shared,
+            match Arc::try_unwrap(kept) {
+                Ok(mut kept) => return kept.held.take().expect("only its end takes it"),
+                Err(shared) => kept = shared,
             }
             idle.notified().await;
         }
@@ -133,10 +242,6 @@ pub struct Slot(Mutex<Option<Shared>>);
 impl Slot {
     fn take(&self) -> Option<Shared> {
         lock(&self.0).take()
-    }
-
-    fn put(&self, held: Held) {
-        *lock(&self.0) = Some(Shared::new(held));
     }
 
     /// Drops the guard, which releases it in the background.
@@ -186,8 +291,7 @@ impl Hold {
             }
             _ => None,
         };
-        let slot = Arc::new(Slot::default());
-        slot.put(held);
+        let slot = Arc::new(Slot(Mutex::new(Some(Shared::new(held)))));
         let id = Process::current().add_hold(&slot);
         Self { slot: Owned::new(slot), _root: Owned::new(root), id, name, fence, owner, parts, window }
     }
@@ -198,35 +302,18 @@ impl Hold {
 
     /// Waits for a request to stop, until the guard is released. A term or a run of a job needs no `locks`.
     pub fn until_asked(&self, locks: Option<tenure::Locks>) -> PyResult<Op> {
-        let (lent, ended) = {
-            let slot = lock(&self.slot.get()?.0);
-            let shared = slot.as_ref().ok_or_else(error::released)?;
-            (shared.lend(), Arc::clone(&shared.ending).notified_owned())
-        };
+        let mut lent = self.lend()?;
         Ok(Op::new(async move {
-            let asked = async {
-                match (lent.held(), &locks) {
-                    (Held::Term(term), None) => term.stop_requested().await.map(Some),
-                    (Held::Turn(turn), None) => turn.stop_requested().await.map(Some),
-                    (held, Some(locks)) => match held.guard() {
-                        Some(guard) => locks.stop_requested(guard).await.map(Some),
-                        None => Ok(None),
-                    },
-                    _ => Ok(None),
-                }
-            };
-            let (mut asked, mut ended) = (pin!(asked), pin!(ended));
-            let request = poll_fn(|context| match ended.as_mut().poll(context) {
-                Poll::Ready(()) => Poll::Ready(Ok(None)),
-                Poll::Pending => asked.as_mut().poll(context),
-            });
-            converted(request.await, |py, request| values::optional(py, request, values::stop_request))
+            let asked = lent.until_ended(async |kept| kept.held().stop_requested(locks.as_ref()).await).await;
+            converted(asked.transpose(), |py, request| values::optional(py, request, values::stop_request))
         }))
     }
 
-    /// Takes the guard out, to consume it.
+    /// Takes the guard out, to consume it. From here on a drop releases it.
     fn take(&self) -> PyResult<Shared> {
-        self.slot.get()?.take().ok_or_else(error::released)
+        let shared = self.slot.get()?.take().ok_or_else(error::released)?;
+        shared.kept.is_left.store(false, Ordering::Release);
+        Ok(shared)
     }
 
     /// The end of the hold, if it is known: released, or lost with an error.
@@ -245,13 +332,6 @@ impl Drop for Hold {
             Process::current().remove_hold(self.id);
         }
     }
-}
-
-/// Puts back the guard of a failed change.
-fn put_back(slot: &Slot, held: Held, error: &Error) -> Convert {
-    slot.put(held);
-    let error = error::of(error);
-    Box::new(move |_| Err(error))
 }
 
 #[pymethods]
@@ -273,7 +353,7 @@ impl Hold {
     }
 
     fn remaining(&self) -> PyResult<f64> {
-        Ok(lock(&self.slot.get()?.0).as_ref().map_or(0.0, |shared| shared.held.remaining()))
+        Ok(lock(&self.slot.get()?.0).as_ref().map_or(0.0, |shared| shared.kept.held().remaining()))
     }
 
     fn lost(&self) -> PyResult<Loss> {
@@ -302,12 +382,21 @@ impl Hold {
 
     fn renew(&self) -> PyResult<Op> {
         let lent = self.lend()?;
+        Ok(Op::new(async move { done(all(lent.held().guards().iter().map(Guard::renew)).await) }))
+    }
+
+    /// Sets the end of a lease that is not renewed to this many seconds from now.
+    fn renew_for(&self, seconds: f64) -> PyResult<Op> {
+        let (time, lent) = (error::seconds("time", seconds)?, self.lend()?);
         Ok(Op::new(async move {
-            done(match lent.held().guard() {
-                Some(guard) => guard.renew().await,
-                None => Ok(()),
-            })
+            done(all(lent.held().guards().iter().map(|guard| bindings::renew_for(guard, time))).await)
         }))
+    }
+
+    /// From here on, a drop leaves the lock to its lease instead of releasing it.
+    fn leave_to_lease(&self) -> PyResult<()> {
+        self.lend()?.kept().is_left.store(true, Ordering::Release);
+        Ok(())
     }
 
     fn release(&self) -> PyResult<Op> {
@@ -318,13 +407,12 @@ impl Hold {
     fn detach(&self) -> PyResult<Op> {
         let shared = self.take()?;
         Ok(Op::new(async move {
-            let owner = match shared.into_held().await {
-                Held::Plain(guard) => guard.detach().await,
-                Held::Write(guard) => guard.detach().await,
-                Held::Upgradeable(guard) => guard.detach().await,
-                _ => return misused("only a single lock can be detached; the locks are released"),
+            let Held::Single(guard, _) = shared.into_held().await else {
+                return misused("only a single lock can be detached; the locks are released");
             };
-            converted(owner, |py, owner| Ok(owner.as_str().into_pyobject(py)?.into_any().unbind()))
+            converted(guard.detach().await, |py, owner| {
+                Ok(owner.as_str().into_pyobject(py)?.into_any().unbind())
+            })
         }))
     }
 
@@ -332,96 +420,69 @@ impl Hold {
         let time = error::seconds("time", seconds)?;
         let shared = self.take()?;
         Ok(Op::new(async move {
-            let guard = match shared.into_held().await {
-                Held::Plain(guard) => guard,
-                Held::Write(guard) => guard.into(),
-                Held::Upgradeable(guard) => guard.into(),
-                _ => return misused("only a single lock can be kept; the locks are released"),
+            let Held::Single(guard, _) = shared.into_held().await else {
+                return misused("only a single lock can be kept; the locks are released");
             };
             done(guard.keep_for(time).await)
         }))
     }
 
-    /// Makes a writer or an upgradeable reader a reader.
+    /// Makes a writer or an upgradeable reader a reader. After a cancellation or an error, the store may have
+    /// granted readers.
     fn downgrade(&self) -> PyResult<Op> {
-        let slot = Arc::clone(self.slot.get()?);
-        let shared = self.take()?;
+        let lent = self.lend()?;
         Ok(Op::new(async move {
-            let reader = match shared.into_held().await {
-                Held::Write(guard) => match guard.downgrade().await {
-                    Ok(reader) => reader,
-                    Err(DowngradeError { error, guard, .. }) => {
-                        return put_back(&slot, Held::Write(guard), &error);
+            let _change = lent.kept().changes.lock().await;
+            match lent.held() {
+                Held::Single(guard, side) if *lock(side) != Side::Reader => {
+                    let downgraded = bindings::downgrade(guard).await;
+                    if downgraded.is_ok() {
+                        *lock(side) = Side::Reader;
                     }
-                },
-                Held::Upgradeable(guard) => match guard.downgrade().await {
-                    Ok(reader) => reader,
-                    Err(UpgradeError { error, guard, .. }) => {
-                        return put_back(&slot, Held::Upgradeable(guard), &error);
-                    }
-                },
-                other => {
-                    slot.put(other);
-                    return misused("only a writer or an upgradeable reader can be downgraded");
+                    done(downgraded)
                 }
-            };
-            slot.put(Held::Plain(reader.into()));
-            done(Ok(()))
+                _ => misused("only a writer or an upgradeable reader can be downgraded"),
+            }
         }))
     }
 
-    /// Makes an upgradeable reader the writer; `False` after `limit` seconds.
+    /// Makes an upgradeable reader the writer; `False` after `limit` seconds. After a cancellation or an error it
+    /// is a reader, but the store may still keep other readers out.
     #[pyo3(signature = (limit=None))]
     fn upgrade(&self, limit: Option<f64>) -> PyResult<Op> {
         let limit = limit.map(|limit| error::seconds("timeout", limit)).transpose()?;
-        let slot = Arc::clone(self.slot.get()?);
-        let shared = self.take()?;
+        let mut lent = self.lend()?;
         Ok(Op::new(async move {
-            let guard = match shared.into_held().await {
-                Held::Upgradeable(guard) => guard,
-                other => {
-                    slot.put(other);
-                    return misused("only an upgradeable reader can be upgraded");
+            let upgraded = lent.until_ended(async |kept| {
+                let _change = kept.changes.lock().await;
+                let (guard, side) = match kept.held() {
+                    Held::Single(guard, side) if *lock(side) == Side::Upgradeable => (guard, side),
+                    _ => return None,
+                };
+                let upgraded = bindings::upgrade(guard, limit).await;
+                if matches!(upgraded, Ok(true)) {
+                    *lock(side) = Side::Writer;
                 }
-            };
-            let upgraded = match limit {
-                Some(limit) => guard.try_upgrade_for(limit).await,
-                None => guard.upgrade().await.map(Ok),
-            };
-            let is_writer = match upgraded {
-                Ok(Ok(writer)) => {
-                    slot.put(Held::Write(writer));
-                    true
-                }
-                Ok(Err(reader)) => {
-                    slot.put(Held::Upgradeable(reader));
-                    false
-                }
-                Err(UpgradeError { error, guard, .. }) => {
-                    return put_back(&slot, Held::Upgradeable(guard), &error);
-                }
-            };
-            converted(Ok(is_writer), |py, is_writer| {
-                Ok(is_writer.into_pyobject(py)?.to_owned().into_any().unbind())
-            })
+                Some(upgraded)
+            });
+            match upgraded.await {
+                Some(Some(upgraded)) => converted(upgraded, |py, is_writer| {
+                    Ok(is_writer.into_pyobject(py)?.to_owned().into_any().unbind())
+                }),
+                Some(None) => misused("only an upgradeable reader can be upgraded"),
+                None => over(),
+            }
         }))
     }
 
     /// Changes a leader's payload.
     fn update(&self, payload: String) -> PyResult<Op> {
-        let slot = Arc::clone(self.slot.get()?);
-        let shared = self.take()?;
+        let lent = self.lend()?;
         Ok(Op::new(async move {
-            match shared.into_held().await {
-                Held::Term(mut term) => {
-                    let updated = term.update(payload).await;
-                    slot.put(Held::Term(term));
-                    done(updated)
-                }
-                other => {
-                    slot.put(other);
-                    misused("only a leader has a payload")
-                }
+            let _change = lent.kept().changes.lock().await;
+            match lent.held() {
+                Held::Term(term) => done(bindings::update(term, payload).await),
+                _ => misused("only a leader has a payload"),
             }
         }))
     }
@@ -440,6 +501,11 @@ impl Hold {
 
 fn misused(message: &'static str) -> Convert {
     Box::new(move |_| Err(error::invalid(message)))
+}
+
+/// The error of a call whose guard was released meanwhile.
+fn over() -> Convert {
+    Box::new(|_| Err(error::released()))
 }
 
 /// The end of a hold.

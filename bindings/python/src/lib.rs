@@ -39,7 +39,7 @@ mod _native {
     #[pymodule_export]
     use super::op::Op;
     #[pymodule_export]
-    use super::process::{close, forked};
+    use super::process::{close, forked, take_inherited_files};
     #[pymodule_export]
     use super::reactor::Reactor;
     #[cfg(feature = "testing")]

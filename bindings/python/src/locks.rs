@@ -296,7 +296,7 @@ impl Locks {
     fn resume(&self, name: String, by: &str) -> PyResult<Op> {
         let (locks, owner, root) = (self.locks.get()?.clone(), owner(by)?, self.root()?);
         Ok(Op::new(async move {
-            guarded(root, locks.resume(name, &owner).await.map(|guard| guard.map(Held::Plain)))
+            guarded(root, locks.resume(name, &owner).await.map(|guard| guard.map(Held::plain)))
         }))
     }
 
@@ -389,28 +389,27 @@ macro_rules! by_wait {
 async fn acquire(kind: &Kind, wait: Wait) -> tenure::Result<Option<Held>> {
     match kind {
         Kind::Mutex(lock) => {
-            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
         }
         Kind::Fair(lock) => {
-            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
         }
         Kind::Reentrant(lock) => {
-            by_wait!(wait, Held::Plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
+            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
         }
         Kind::Read(lock) => {
-            let plain = |guard: tenure::ReadGuard| Held::Plain(guard.into());
-            by_wait!(wait, plain, lock.read(), lock.try_read(), |limit| lock.try_read_for(limit))
+            by_wait!(wait, Held::plain, lock.read(), lock.try_read(), |limit| lock.try_read_for(limit))
         }
         Kind::Upgradeable(lock) => {
-            by_wait!(wait, Held::Upgradeable, lock.upgradeable_read(), lock.try_upgradeable_read(), |limit| {
+            by_wait!(wait, Held::upgradeable, lock.upgradeable_read(), lock.try_upgradeable_read(), |limit| {
                 lock.try_upgradeable_read_for(limit)
             })
         }
         Kind::Write(lock) => {
-            by_wait!(wait, Held::Write, lock.write(), lock.try_write(), |limit| lock.try_write_for(limit))
+            by_wait!(wait, Held::writer, lock.write(), lock.try_write(), |limit| lock.try_write_for(limit))
         }
         Kind::Permits(lock, taken) => {
-            by_wait!(wait, Held::Plain, lock.acquire_many(*taken), lock.try_acquire_many(*taken), |limit| {
+            by_wait!(wait, Held::plain, lock.acquire_many(*taken), lock.try_acquire_many(*taken), |limit| {
                 lock.try_acquire_many_for(*taken, limit)
             })
         }

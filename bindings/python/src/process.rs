@@ -200,6 +200,12 @@ impl<T> Drop for Owned<T> {
     }
 }
 
+/// The descriptors of `file:` stores that a child of a fork has to close. Empties their list.
+#[pyfunction]
+pub fn take_inherited_files() -> Vec<i32> {
+    tenure::bindings::take_inherited_files()
+}
+
 /// Cancels all waits and releases all holds, within `seconds`. For `atexit`.
 #[pyfunction]
 pub fn close(py: Python<'_>, seconds: f64) {

@@ -118,17 +118,9 @@ async fn compute<T: Encoded>(cache: tenure::Cache, question: Arc<Question<Comput
     converted(computed, |py, computed| value_of(py, computed?))
 }
 
-async fn refresh<T: Encoded>(
-    cache: tenure::Cache,
-    question: Arc<Question<Computed>>,
-    ttl: Duration,
-) -> Convert {
-    let compute = async || {
-        let bytes = question.ask(COMPUTE).await?.0;
-        bytes.map(T::new).ok_or_else(|| error::invalid("a refresh needs a value, got none"))
-    };
-    let computed = cache.refresh(ttl, compute).await;
-    converted(computed, |py, computed| value_of(py, Some(computed?)))
+async fn refresh<T: Encoded>(cache: tenure::Cache, question: Arc<Question<Computed>>) -> Convert {
+    let computed = tenure::bindings::refill(&cache, async || entry::<T>(&question).await).await;
+    converted(computed, |py, computed| value_of(py, computed?))
 }
 
 /// Makes a call for the type of a codec.
@@ -180,10 +172,10 @@ impl Cache {
     }
 
     /// Like `compute`, but computes even if bytes are stored.
-    fn refresh(&self, codec: &str, ttl: f64) -> PyResult<Op> {
+    fn refresh(&self, codec: &str) -> PyResult<Op> {
         let (cache, question) = (self.cache.get()?.clone(), Arc::new(Question::default()));
-        let (asked, ttl) = (Arc::clone(&question), error::seconds("ttl", ttl)?);
-        Ok(by_codec!(codec, refresh(cache, question, ttl)).with_exchange(asked))
+        let asked = Arc::clone(&question);
+        Ok(by_codec!(codec, refresh(cache, question)).with_exchange(asked))
     }
 
     fn invalidate(&self) -> PyResult<Op> {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import itertools
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 import redis
 import tenure
+from tenure import testing
 
 ROOT = Path(__file__).resolve().parents[3]
 # A shell starts background programs with SIGINT ignored, which their children inherit.
@@ -32,6 +34,13 @@ def eventually(condition: Callable[[], object], seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end, "the condition never came true"
         time.sleep(0.002)
+
+
+async def in_flight(control: testing.Control) -> None:
+    """Waits until a request to a slow store of `tenure.testing` is without an answer."""
+    async with asyncio.timeout(20):
+        while not any(request.endswith(": pending") for request in control.requests()):
+            await asyncio.sleep(0.001)
 
 
 class Server:

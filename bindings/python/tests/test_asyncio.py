@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import tenure
 import trio
-from conftest import eventually
-from tenure import _wait
+from conftest import eventually, in_flight
+from tenure import _wait, testing
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
@@ -230,6 +230,69 @@ def test_a_cancellation_from_elsewhere_is_no_loss(locks: tenure.Locks, name: str
         guard = await locks.mutex(name).alock()
         with guard.cancel_on_loss():
             await guard.arelease()
+
+    asyncio.run(main())
+
+
+def test_an_update_keeps_the_term() -> None:
+    locks, control = testing.store()
+    election = locks.configured(op_timeout=20).election("scheduler", "one")
+
+    async def main() -> None:
+        async with await election.acampaign() as term:
+            asked = asyncio.create_task(term.astop_requested())
+            for cancels in (True, False):
+                control.slow(0.2)
+                update = asyncio.create_task(term.aupdate("two"))
+                await in_flight(control)
+                assert term.is_held() and term.remaining() > 1 and not asked.done()
+                if cancels:
+                    update.cancel()
+                await asyncio.gather(update, return_exceptions=True)
+                control.slow(0)
+                assert term.is_held() and update.cancelled() == cancels
+            leader = await election.aleader()
+            assert leader is not None and leader.payload == "two"
+            await election.arequest_stop("a hotfix waits")
+            request = await asyncio.wait_for(asked, 20)
+            assert request is not None and request.reason == "a hotfix waits"
+            control.slow(0.2)
+            update = asyncio.create_task(term.aupdate("three"))
+            await in_flight(control)
+        # The end of the block waited for the update.
+        assert update.done() and not term.is_held()
+        assert locks.elections()[0].hold is None
+
+    asyncio.run(main())
+
+
+def test_an_upgrade_keeps_the_guard(locks: tenure.Locks, name: str) -> None:
+    async def main() -> None:
+        config, other = locks.rwlock(name), await locks.rwlock(name).read().alock()
+        async with config.upgradeable() as guard:
+            for _ in range(2):
+                upgrade = asyncio.create_task(guard.aupgrade())
+                while await config.read().atry_lock() is not None:
+                    await asyncio.sleep(0)  # until it keeps readers out
+                assert guard.is_held() and guard.remaining() > 1
+                upgrade.cancel()
+                await asyncio.gather(upgrade, return_exceptions=True)
+                assert upgrade.cancelled() and guard.is_held()
+            await guard.adowngrade()
+            await (await config.read().alock()).arelease()
+        async with config.upgradeable() as guard:
+            upgrade = asyncio.create_task(guard.aupgrade())
+            while await config.read().atry_lock() is not None:
+                await asyncio.sleep(0)
+        # The end of the block ended the wait.
+        with pytest.raises(tenure.ReleasedError):
+            await upgrade
+        async with config.upgradeable() as guard:
+            upgrade = asyncio.create_task(guard.aupgrade())
+            await other.arelease()
+            assert await asyncio.wait_for(upgrade, 20)
+            assert await config.read().atry_lock() is None
+        assert await locks.ainspect(name) is None
 
     asyncio.run(main())
 

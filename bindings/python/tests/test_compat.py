@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,8 @@ import redis
 import redis.asyncio
 import redis.lock
 import tenure
-from conftest import Server
+from conftest import Program, Server, eventually
+from tenure import testing
 from tenure.compat.redis import AsyncLock, Lock, LockError, LockNotOwnedError
 
 Make = Callable[..., Any]
@@ -65,6 +67,114 @@ def test_a_lock_of_redis_py_works_the_same(make: Make, server: Server, name: str
         server.client.delete(name)
 
 
+def test_a_failed_acquire_keeps_the_held_lock(make: Make, name: str) -> None:
+    for thread_local in (True, False):
+        one = make(name, timeout=30, thread_local=thread_local)
+        assert one.acquire() and not one.acquire(blocking=False) and not one.acquire(blocking_timeout=0.1)
+        assert one.owned()
+        one.release()
+        assert not one.locked()
+
+
+def test_a_lock_with_a_timeout_outlives_its_object(make: Make, server: Server, name: str) -> None:
+    assert make(name, timeout=30).acquire(blocking=False)
+    gc.collect()
+    again = make(name, timeout=30)
+    assert again.locked() and not again.acquire(blocking=False) and server.client.pttl(name) > 20_000
+
+
+def test_a_lock_with_a_timeout_outlives_its_program(
+    server: Server, locks: tenure.Locks, name: str, program: Callable[..., Program]
+) -> None:
+    program(
+        """
+        import sys, tenure
+        for number in range(2):
+            kept = tenure.connect(sys.argv[1], op_timeout=20).lock(f"{sys.argv[2]}{number}", timeout=30)
+            assert kept.acquire()
+        forgotten = tenure.connect(sys.argv[1], op_timeout=20).lock(sys.argv[2], thread_local=False)
+        assert forgotten.acquire()
+        """,
+        server.url,
+        name,
+    ).end()
+    assert server.client.exists(f"{name}0", f"{name}1", name) == 2
+    assert locks.lock(name).acquire(blocking=False)  # without a timeout, its end is the end of its object
+    eventually(lambda: not server.client.exists(name))
+
+
+def test_a_released_guard_is_no_longer_owned(locks: tenure.Locks, name: str) -> None:
+    lock, forgiving = locks.lock(name, timeout=30), locks.lock(name, timeout=30, raise_on_release_error=False)
+    for use in (lock.release, lock.reacquire, lambda: lock.extend(3)):
+        assert lock.acquire() and lock.guard is not None
+        lock.guard.release()
+        with pytest.raises(LockNotOwnedError):
+            use()
+    with forgiving:
+        assert forgiving.guard is not None
+        forgiving.guard.release()
+
+
+def test_a_token_is_refused(locks: tenure.Locks, name: str) -> None:
+    with pytest.raises(tenure.InvalidError, match="token"):
+        locks.lock(name).acquire(token="mine")
+    with pytest.raises(tenure.InvalidError, match="token"):
+        asyncio.run(AsyncLock(locks, name).acquire(token="mine"))
+
+
+def test_a_shorter_lease_ends_sooner() -> None:
+    locks, control = testing.store()
+    lock = locks.lock("report", timeout=60)
+    assert lock.acquire() and lock.guard is not None
+    guard = lock.guard
+    assert lock.extend(30) and guard.remaining() > 80
+    assert lock.extend(10, replace_ttl=True) and lock.guard is guard
+    control.advance(9)
+    assert guard.is_held()
+    control.advance(2)
+    assert guard.lost.is_set()
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+
+
+def test_an_extension_that_fails_keeps_the_lock() -> None:
+    locks, control = testing.store()
+    lock = locks.lock("report", timeout=30)
+    with lock:
+        with control.outage(), pytest.raises(tenure.UnreachableError):
+            lock.extend(10)
+        assert lock.owned() and lock.extend(10)
+
+
+def test_an_extension_that_is_cancelled_keeps_the_lock() -> None:
+    locks, control = testing.store()
+
+    async def cancelled(lock: AsyncLock, call: Callable[[], Any], after: int) -> bool:
+        """Whether the call was cancelled while its request of this number was in flight."""
+        control.forget_requests()
+        control.slow(0.2)
+        task = asyncio.create_task(call())
+        while len(control.requests()) < after and not task.done():
+            await asyncio.sleep(0.001)
+        task.cancel()
+        control.slow(0)
+        await asyncio.gather(task, return_exceptions=True)
+        assert await lock.owned() and control.elsewhere().inspect("report") is not None
+        return task.cancelled()
+
+    async def main() -> None:
+        lock = AsyncLock(locks.configured(op_timeout=20), "report", timeout=60)
+        async with lock:
+            for call in (lambda: lock.extend(10), lock.reacquire):
+                after = 1
+                while await cancelled(lock, call, after):
+                    after += 1
+                assert after > 1
+        assert control.elsewhere().inspect("report") is None
+
+    asyncio.run(main())
+
+
 def test_a_lock_belongs_to_its_thread(locks: tenure.Locks, name: str) -> None:
     one, shared = locks.lock(name, timeout=30), locks.lock(name + "s", timeout=30, thread_local=False)
     assert one.acquire() and shared.acquire()
@@ -100,6 +210,7 @@ def test_the_asyncio_lock_works_the_same(server: Server, locks: tenure.Locks, na
             assert await one.owned() and await other.locked() and not await other.acquire()
             assert await one.extend(60) and 80_000 < server.client.pttl(name) <= 90_000
             assert await one.reacquire() and 20 < left(server, one) <= 30
+            assert not await one.acquire(blocking=False) and await one.owned()
         with pytest.raises(redis.exceptions.LockError):
             await one.release()
 

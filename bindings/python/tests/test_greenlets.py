@@ -128,3 +128,38 @@ def test_eventlet_is_refused(url: str, name: str, program: Start) -> None:
         url,
     )
     assert "eventlet" in refused.end()
+
+
+def test_a_candidate_waits_in_a_greenlet(url: str, name: str, program: Start) -> None:
+    program(
+        """
+        from gevent import monkey; monkey.patch_all()
+        import gevent, gevent.event, sys, threading, tenure
+        from tenure import _leaders, _wait
+        election = tenure.connect(sys.argv[1], op_timeout=20).election(sys.argv[2])
+        waited, stop, led = gevent.event.Event(), threading.Event(), []
+        _leaders._POLL, block, ends = 0.01, _wait.block, []
+
+        def counted(op, timeout=None):
+            is_done = block(op, timeout)
+            if timeout is not None and not is_done:
+                ends.append(1)
+                if len(ends) == 3:
+                    waited.set()
+            return is_done
+
+        _wait.block = counted
+
+        def work(term):
+            led.append(term.is_held())
+            stop.set()
+
+        with election.campaign():
+            candidate = gevent.spawn(election.lead_forever, work, stop)
+            assert gevent.wait([waited, candidate], count=1, timeout=20) == [waited], candidate.exception
+        candidate.get(timeout=20)
+        assert led == [True]
+        """,
+        url,
+        name,
+    ).end(60)

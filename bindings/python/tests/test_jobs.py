@@ -7,12 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import pytest
 import tenure
 import trio
-from conftest import Program, eventually
+from conftest import Program, Server, eventually
 
 Start = Callable[..., Program]
 
@@ -119,3 +120,53 @@ def test_ctrl_c_ends_the_jobs(url: str, name: str, program: Start) -> None:
     running.process.send_signal(signal.SIGINT)
     assert running.line() == "ended"
     running.end()
+
+
+def test_a_store_that_refuses_from_the_start_ends_the_jobs(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    try:
+        server.client.execute_command("ACL", "SETUSER", "default", "on", ">secret")
+        locks = tenure.open_lazily(server.url, op_timeout=20)
+
+        @locks.job("blocking", tenure.daily())
+        def job() -> None: ...
+
+        with pytest.raises(tenure.RefusedError):
+            locks.run_jobs()
+        other = locks.configured()
+
+        @other.job("async", tenure.daily())
+        async def ajob() -> None: ...
+
+        with pytest.raises(tenure.RefusedError):
+            asyncio.run(other.arun_jobs())
+    finally:
+        server.stop()
+
+
+def test_a_job_that_cannot_run_ends_the_others(locks: tenure.Locks, name: str) -> None:
+    own, begun = locks.configured(), asyncio.Event()
+    ends: list[str] = []
+
+    async def main() -> None:
+        @own.job(name + "good", tenure.daily())
+        async def good() -> None:
+            begun.set()
+            try:
+                await asyncio.sleep(600)
+            finally:
+                ends.append("cancelled")
+
+        @own.job(name + "bad", lambda now: windows(now))
+        async def bad() -> None: ...
+
+        def windows(now: datetime) -> tuple[datetime, datetime]:
+            if begun.is_set():
+                raise ZeroDivisionError
+            return now - timedelta(seconds=1), now + timedelta(seconds=0.1)
+
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(own.arun_jobs(), 30)
+        assert ends == ["cancelled"]
+
+    asyncio.run(main())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import threading
+import weakref
 from datetime import timedelta
 
 import pytest
 import tenure
 from conftest import Server, eventually
+from tenure import testing
 
 
 def test_a_held_mutex_is_busy_for_others(locks: tenure.Locks, name: str) -> None:
@@ -112,6 +115,45 @@ def test_a_multi_lock_takes_all_or_none(locks: tenure.Locks, name: str) -> None:
     assert tenure.multi(*reversed(parts)).try_lock() is None
     assert locks.inspect(name + "c") is None
     busy.release()
+
+
+def test_a_renewal_of_a_multi_lock_renews_each_lock() -> None:
+    locks, control = testing.store()
+    unrenewed = locks.configured(ttl=15, renew=False)
+    with unrenewed.multi("a", "b") as guard:
+        for _ in range(3):
+            control.advance(10)
+            guard.renew()
+            assert guard.is_held()
+        control.lose("a")
+        with pytest.raises(tenure.LostError, match="`a`"):
+            guard.renew()
+        pytest.raises(tenure.LostError, guard.release)
+
+
+def test_a_holder_of_several_locks_is_asked_to_stop(locks: tenure.Locks, name: str) -> None:
+    with locks.multi(name + "a", name + "b") as guard:
+        assert locks.stop_requested(guard, timeout=0.01) is None
+        assert locks.request_stop(name + "b", "a hotfix waits") is not None
+        asked = locks.stop_requested(guard, timeout=20)
+        assert asked is not None and asked.reason == "a hotfix waits"
+
+
+def test_a_dropped_guard_with_a_callback_is_released(locks: tenure.Locks, name: str) -> None:
+    guards = [locks.mutex(name, on_lost=print).lock()]
+    dropped = weakref.ref(guards[0])
+    guards.clear()
+    gc.collect()
+    assert dropped() is None
+    eventually(lambda: locks.inspect(name) is None)
+
+
+def test_a_time_is_a_number_or_a_timedelta(locks: tenure.Locks, name: str) -> None:
+    for wrong in (True, "5", None, [5]):
+        with pytest.raises(tenure.InvalidError, match="ttl: got .*, expected seconds or a timedelta"):
+            locks.mutex(name, ttl=wrong)  # type: ignore[arg-type]
+    with pytest.raises(tenure.InvalidError, match="expected seconds or a timedelta"):
+        locks.mutex(name).try_lock(timeout="5")  # type: ignore[arg-type]
 
 
 def test_one_lock_object_serves_many_threads(locks: tenure.Locks, name: str) -> None:
@@ -264,6 +306,10 @@ def test_stores_and_locks_are_pickled_but_not_guards(locks: tenure.Locks, name: 
         assert 30 < guard.remaining() <= 33 and locks.mutex(name).try_lock() is None
         with pytest.raises(TypeError, match="detach"):
             pickle.dumps(guard)
+    secret = tenure.open_lazily(locks.url, credentials=lambda: (None, "secret"))
+    for bound in (secret, secret.mutex(name), tenure.quorum(locks, tenure.connect("memory:")), testing.store()[0]):
+        with pytest.raises(TypeError, match="open the store in the other process"):
+            pickle.dumps(bound)
 
 
 def test_events_go_to_logging(

@@ -331,12 +331,17 @@ def test_a_worker_of_uwsgi_has_a_connection_of_its_own(url: str, name: str, prog
     ).end(60)
 
 
-def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: str, program: Start) -> None:
+@pytest.mark.parametrize("path", ["{}/locks", "{}/link", "locks", "//{}/locks"])
+def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, path: str, program: Start) -> None:
+    (tmp_path / "locks").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "locks")
     parent = program(
         """
         import os, sys, time, tenure
+        os.chdir(sys.argv[2])
         locks = tenure.connect(sys.argv[1], op_timeout=20)
         guard = locks.mutex("x", ttl=600).lock()
+        os.chdir("/")
         child = os.fork()
         if child == 0:
             os.close(0)
@@ -344,10 +349,11 @@ def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: s
         print(child)
         time.sleep(600)
         """,
-        f"file:{tmp_path}",
+        f"file:{path.format(tmp_path)}",
+        str(tmp_path),
     )
     child = int(parent.line())
-    locks = tenure.connect(f"file:{tmp_path}")
+    locks = tenure.connect(f"file:{tmp_path}/locks")
     assert locks.mutex("x").try_lock() is None
     parent.process.kill()
     parent.process.wait()
@@ -356,6 +362,34 @@ def test_a_child_does_not_keep_a_file_lock_of_its_parent(tmp_path: Path, name: s
         os.kill(child, 0)  # it is still alive
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+def test_a_child_keeps_the_files_of_the_program(tmp_path: Path, program: Start) -> None:
+    parent = program(
+        """
+        import os, sys, tenure
+        directory = sys.argv[1]
+        locks = tenure.connect(f"file:{directory}", op_timeout=20)
+        guard = locks.mutex("x").lock()
+        work = locks.mutex("y", inherit_liveness=True).lock()
+        with open(f"{directory}/program.log", "w") as log:
+            for _ in range(2):  # a child of a child, too
+                if (child := os.fork()) != 0:
+                    assert os.waitpid(child, 0)[1] == 0
+                    break
+                log.write("a child was here")
+                log.flush()
+                try:
+                    guard.verify()
+                except tenure.ForkedError:
+                    assert locks.mutex("x").try_lock() is None
+                own = locks.mutex(f"own{os.getpid()}").lock()
+            os._exit(0)
+        """,
+        str(tmp_path),
+    )
+    parent.end()
+    assert (tmp_path / "program.log").read_text() == "a child was here" * 2
 
 
 def test_a_child_has_a_memory_store_of_its_own(program: Start) -> None:

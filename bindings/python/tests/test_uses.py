@@ -53,6 +53,19 @@ def test_a_failed_computation_raises_and_is_not_kept(locks: tenure.Locks, name: 
     assert uncached.get() is None
 
 
+def test_a_refresh_may_find_no_value(locks: tenure.Locks, name: str) -> None:
+    cache = locks.cache(name, ttl=60)
+    assert cache.refresh(lambda: "stored") == "stored"
+    assert cache.refresh(lambda: tenure.Uncached("only now")) == "only now" and cache.get() is None
+    assert cache.refresh(lambda: tenure.Absent(ttl=timedelta(seconds=30))) is None
+    assert cache.get_or_compute(lambda: pytest.fail("it is known to be absent")) is None
+
+    async def absent() -> tenure.Absent:
+        return tenure.Absent(ttl=30)
+
+    assert asyncio.run(cache.arefresh(absent)) is None
+
+
 def test_a_value_that_a_codec_would_change_is_refused(locks: tenure.Locks, name: str) -> None:
     pair = (lambda value: repr(value).encode(), lambda text: eval(text))  # noqa: S307
     for number, value in enumerate([(1, 2), {"a": (1,)}, {1: 2}, datetime(2026, 1, 1), {"now": datetime(2026, 1, 1)}]):
@@ -289,6 +302,26 @@ def test_a_login_is_asked_for_at_each_dial(tmp_path: Path) -> None:
             tenure.connect(server.url, credentials=no_login, op_timeout=2)
     finally:
         server.stop()
+
+
+def test_a_slow_login_is_asked_for_once_at_a_time(server: Server) -> None:
+    server.client.execute_command("ACL", "SETUSER", "slow", "on", ">word", "~*", "&*", "+@all")
+    called, go, calls = threading.Event(), threading.Event(), []
+
+    def login() -> tuple[str | None, str]:
+        calls.append(1)
+        called.set()
+        assert go.wait(20)
+        return "slow", "word"
+
+    locks = tenure.open_lazily(server.url, credentials=login, op_timeout=0.5)
+    for _ in range(3):  # several dials without an answer in time
+        with pytest.raises(tenure.Error, match="has not returned yet"):
+            locks.ping()
+    assert called.is_set()
+    go.set()
+    locks.configured(op_timeout=20).ping()
+    assert len(calls) <= 2
 
 
 def no_login() -> tuple[str | None, str]:

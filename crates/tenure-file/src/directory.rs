@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::DirBuilder;
 use std::io;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,7 @@ use rustix::fs::{
 use rustix::io::{Errno, pread, pwrite, read, write};
 
 use super::error::{failed, unusable};
+use super::inherited::UninheritedFile;
 use super::names::{HolderId, RecordId, socket_name};
 use super::record::{FileRecord, Ledger, MAX_BYTES};
 use super::system::{boot_id, by_descriptor, errno, exchange, reserve, warn_of_network};
@@ -40,7 +41,7 @@ const PAGE: usize = 4_096;
 pub(super) struct Directory {
     path: PathBuf,
     dir: OwnedFd,
-    guard: OwnedFd,
+    guard: UninheritedFile,
     guard_path: PathBuf,
     /// Device and inode of the guard. A different file at its path means a different store.
     place: (u64, u64),
@@ -90,7 +91,7 @@ pub(super) struct Inside<'a> {
 
 /// The guard's flock, taken through a separate open file and released on drop.
 #[derive(Debug)]
-pub(super) struct HeldGuard(OwnedFd);
+pub(super) struct HeldGuard(UninheritedFile);
 
 impl HeldGuard {
     /// Waits for the lock in the kernel's queue, which is first come, first served. Blocks.
@@ -109,6 +110,22 @@ impl HeldGuard {
 pub(super) enum Replaced {
     Nothing,
     Record,
+}
+
+/// The open file of a holder.
+#[derive(Debug)]
+pub(super) enum HolderFd {
+    Own(UninheritedFile),
+    Inherited(OwnedFd),
+}
+
+impl AsFd for HolderFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Own(file) => file.as_fd(),
+            Self::Inherited(file) => file.as_fd(),
+        }
+    }
 }
 
 /// The state of a holder, according to its flocked file.
@@ -140,6 +157,7 @@ impl Directory {
         let guard_path = path.join(GUARD);
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let guard = openat(&dir, GUARD, flags, MODE)
+            .map(UninheritedFile::new)
             .map_err(|errno| failed("open the guard file", &guard_path, errno))?;
         crash_point();
         let stat = fstat(&guard).map_err(|errno| failed("look at the guard file", &guard_path, errno))?;
@@ -162,7 +180,7 @@ impl Directory {
         // directory.
         rustix::fs::open(self.by_descriptor(GUARD), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .ok()
-            .map(HeldGuard)
+            .map(|guard| HeldGuard(UninheritedFile::new(guard)))
     }
 
     /// Enters with the flock that was waited for, or takes the guard if it is free. Never blocks.
@@ -306,9 +324,13 @@ impl Directory {
     pub(super) fn modified(&self) -> Option<[(i64, u64); 3]> {
         #[allow(clippy::unnecessary_cast, reason = "other systems have other types")]
         let time_of =
-            |file: &OwnedFd| fstat(file).map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64));
-        let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file).ok());
-        Some([time_of(&self.dir).ok()?, time_of(&self.guard).ok()?, waiters.unwrap_or_default()])
+            |file: BorrowedFd<'_>| fstat(file).map(|stat| (stat.st_mtime as i64, stat.st_mtime_nsec as u64));
+        let waiters = self.waiters.borrow().as_ref().and_then(|(_, file)| time_of(file.as_fd()).ok());
+        Some([
+            time_of(self.dir.as_fd()).ok()?,
+            time_of(self.guard.as_fd()).ok()?,
+            waiters.unwrap_or_default(),
+        ])
     }
 
     /// Iterates over all names in the directory.
@@ -571,14 +593,18 @@ impl Inside<'_> {
     }
 
     /// Creates and flocks the file of a holder. Under the guard, so that no process sees it before it is
-    /// flocked.
-    pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<OwnedFd, Failure> {
+    /// flocked. Child processes keep the file open if they `inherit` it.
+    pub(super) fn create_holder(&self, holder: HolderId, inherit: bool) -> Result<HolderFd, Failure> {
         let name = holder.to_string();
         let broken = |errno| failed("create the holder file", &self.path.join(&name), errno);
         let flags = if inherit { OFlags::empty() } else { OFlags::CLOEXEC };
         let file = self.create(&name, flags).map_err(broken)?;
+        let file = match inherit {
+            true => HolderFd::Inherited(file),
+            false => HolderFd::Own(UninheritedFile::new(file)),
+        };
         crash_point();
-        flock(&file, FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
+        flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive).map_err(|errno| {
             self.remove_holder(holder);
             broken(errno)
         })?;

@@ -3,13 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::task::{Context, Poll};
 
 use tokio::net::UnixDatagram;
 
 use super::bindings::Bindings;
-use super::directory::{Directory, HolderState, Inside};
+use super::directory::{Directory, HolderFd, HolderState, Inside};
 use super::names::{HolderId, RecordId};
 use super::record::FileRecord;
 use super::system::unread_messages;
@@ -38,7 +37,7 @@ pub(super) struct HolderFiles {
 #[derive(Debug)]
 struct HolderFile {
     id: HolderId,
-    _file: OwnedFd,
+    _file: HolderFd,
     /// Receives wake-ups while the process waits.
     socket: Option<UnixDatagram>,
 }

@@ -42,6 +42,7 @@
 //!   names.
 //! - `waits`: the processes that wait for a lock without a queue.
 //! - `holders`: this process's holder files, and whether the holders in a record are alive.
+//! - `inherited`: the descriptors that a forked child has to close.
 //! - `watch`: listeners and inotify.
 //! - `sweep`: removes what crashed processes left behind.
 //! - `system`: boot id and file system type.
@@ -53,6 +54,7 @@ mod bindings;
 mod directory;
 mod error;
 mod holders;
+mod inherited;
 mod inotify;
 mod lock;
 mod look;
@@ -68,6 +70,7 @@ mod waits;
 mod watch;
 mod worker;
 
+pub use inherited::take_inherited_files;
 pub use record::FORMAT;
 pub use system::shared_file_system;
 

@@ -396,6 +396,22 @@ impl Guard {
         self.still()
     }
 
+    /// Sets the end of a lease that is not renewed to `time` from now. In the store, a lease is never shortened.
+    pub(crate) async fn renew_for(&self, time: Duration) -> Result<()> {
+        self.check_kept(time)?;
+        let (engine, lease) = (&self.shared.engine, self.lease());
+        let sent = engine.now();
+        let time = lease.ask_for(sent, time);
+        self.ask(lease.renewal(time, Some(lease.options.bind), None)).await?;
+        lease.set_end(engine, sent, time);
+        self.still()
+    }
+
+    /// Makes a writer or an upgradeable reader a reader.
+    pub(crate) async fn downgrade(&self) -> Result<()> {
+        self.set_lease(None, Some(QueueSpec::READER.weight)).await
+    }
+
     /// Whether this is an upgradeable reader.
     pub(crate) fn is_upgradeable(&self) -> bool {
         self.lease().spec == LockSpec::Queue(QueueSpec::UPGRADEABLE)
@@ -540,13 +556,7 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub async fn keep_for(mut self, time: Duration) -> Result<()> {
-        let store = &self.shared.engine.store;
-        let grace = store.capabilities().restart_grace.unwrap_or(lease::TTL_MAX);
-        if !(lease::TTL_MIN..=grace).contains(&time) {
-            let (least, most) = (lease::TTL_MIN, grace);
-            return Err(Error::invalid(format!("a lock is kept for {least:?} to {most:?}, got {time:?}")));
-        }
-        store.signals().declare_ttl(time);
+        self.check_kept(time)?;
         self.part().await?;
         self.lease().set_detaching();
         self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;
@@ -554,6 +564,18 @@ impl Guard {
         if let Some(held) = self.held.take() {
             held.disarm();
         }
+        Ok(())
+    }
+
+    /// Rejects a time that the store cannot keep a lock for, and announces another.
+    fn check_kept(&self, time: Duration) -> Result<()> {
+        let store = &self.shared.engine.store;
+        let grace = store.capabilities().restart_grace.unwrap_or(lease::TTL_MAX);
+        if !(lease::TTL_MIN..=grace).contains(&time) {
+            let (least, most) = (lease::TTL_MIN, grace);
+            return Err(Error::invalid(format!("a lock is kept for {least:?} to {most:?}, got {time:?}")));
+        }
+        store.signals().declare_ttl(time);
         Ok(())
     }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::guard::{Guard, settled, unless_lost};
 use crate::owner::Owner;
-use crate::protocol::QueueSpec;
 use crate::run_error::RunError;
 
 /// A read lock held on an [`RwLock`](crate::RwLock), returned by [`RwLock::read`](crate::RwLock::read).
@@ -170,7 +169,7 @@ impl UpgradeableGuard {
     /// # Errors
     /// As [`Guard::renew`]. The error contains the guard, which is unchanged.
     pub async fn downgrade(self) -> Result<ReadGuard, UpgradeError> {
-        match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
+        match self.0.downgrade().await {
             Ok(()) => Ok(ReadGuard(self.0)),
             Err(error) => Err(UpgradeError { error, guard: self }),
         }
@@ -228,7 +227,7 @@ impl WriteGuard {
     /// As [`Guard::renew`]. The error contains the guard, which is unchanged. After
     /// [`is_unknown`](Error::is_unknown) the store may have granted readers: downgrade again, or release.
     pub async fn downgrade(self) -> Result<ReadGuard, DowngradeError> {
-        match self.0.set_lease(None, Some(QueueSpec::READER.weight)).await {
+        match self.0.downgrade().await {
             Ok(()) => Ok(ReadGuard(self.0)),
             Err(error) => Err(DowngradeError { error, guard: self }),
         }

@@ -119,7 +119,8 @@ def connect(url: str, *, credentials: _Optional[_Login] = None, **options: _Unpa
     `zookeeper://…`.
 
     `credentials` is a function that returns the user, or `None`, and the password of a Redis server, each time it
-    connects: for passwords that change. It must not block for long.
+    connects: for passwords that change. A connection waits 100 ms for it; a later answer is for the next one, within
+    30 s. Such locks cannot be pickled.
 
     >>> connect("memory:", ttl=60, prefix="shop:").url
     'memory:'

@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 from . import _fork, _functions, _native
 from ._errors import InvalidError
-from ._wait import run, seconds, wait
+from ._wait import Seconds, run, seconds, wait
 
 Open = Callable[[], _native.Locks]
 Dump = Callable[[Any], bytes]
@@ -20,9 +20,9 @@ Dumped = tuple[Optional[bytes], Optional[float]]
 
 @dataclass(frozen=True)
 class Absent:
-    """Returned by a computation for a cache if there is no value. Nobody computes again for `ttl` seconds."""
+    """Returned by a computation for a cache if there is no value. Nobody computes again for `ttl`."""
 
-    ttl: float
+    ttl: Seconds
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Cache:
 
     def _dumped(self, value: Any) -> Dumped:
         if isinstance(value, Absent):
-            return None, value.ttl
+            return None, seconds(value.ttl, "ttl")
         if isinstance(value, Uncached):
             return self._bytes(value.value), None
         return self._bytes(value), self.ttl
@@ -158,14 +158,15 @@ class Cache:
         return await self._asking(self._opened().compute(self._codec), compute)
 
     def refresh(self, compute: Callable[[], Any]) -> Any:
-        """Computes and stores the value even if one is stored."""
+        """Computes and stores the value even if one is stored. `compute` may return `Absent` or `Uncached`, as for
+        `get_or_compute`."""
         _functions.blocking("a computation", compute, "arefresh")
-        return self._blocking(self._opened().refresh(self._codec, self.ttl), compute)
+        return self._blocking(self._opened().refresh(self._codec), compute)
 
     async def arefresh(self, compute: Callable[[], Awaitable[Any]]) -> Any:
         """Like `refresh`, in an event loop; `compute` is an async function."""
         _functions.awaitable("a computation", compute, "refresh")
-        return await self._asking(self._opened().refresh(self._codec, self.ttl), compute)
+        return await self._asking(self._opened().refresh(self._codec), compute)
 
     def invalidate(self) -> None:
         """Discards the value; call it after the outdating commit. A computation in progress is not stored."""

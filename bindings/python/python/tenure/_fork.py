@@ -22,10 +22,39 @@ def in_child(handler: Callable[[], None]) -> None:
     _handlers.append(handler)
 
 
+def _close_inherited_files() -> None:
+    """Closes the files of `file:` stores that this child inherited from its parent.
+
+    A hold in a `file:` store lasts as long as any process has its file open, and a child must not keep the parent's
+    holds alive.
+    """
+    files: set[tuple[int, int]] = set()
+    for number in _native.take_inherited_files():
+        try:
+            files.add(_identity(number))
+        except OSError:
+            continue  # the program has closed it
+    if not files:
+        return
+    # By identity, because another thread may just have opened one of the files once more.
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            if _identity(number) in files:
+                os.close(number)
+        except OSError:
+            continue  # the descriptor of the listing itself
+
+
+def _identity(number: int) -> tuple[int, int]:
+    status = os.fstat(number)
+    return status.st_dev, status.st_ino
+
+
 def _after_fork() -> None:
     global generation
     generation += 1
     _native.forked()
+    _close_inherited_files()
     for handler in _handlers:
         handler()
 
@@ -55,18 +84,3 @@ def _follow_uwsgi() -> None:
 
 
 _follow_uwsgi()
-
-
-def close_files_below(directory: str) -> None:
-    """Closes the descriptors of files in a directory that this child inherited from its parent.
-
-    A hold in a `file:` store lasts as long as any process has its files open, and a child must not keep the
-    parent's holds alive.
-    """
-    for number in os.listdir("/proc/self/fd"):
-        try:
-            path = os.readlink(f"/proc/self/fd/{number}")
-            if path.startswith(directory + "/"):
-                os.close(int(number))
-        except OSError:
-            continue  # the descriptor of the listing itself

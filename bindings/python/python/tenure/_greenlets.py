@@ -48,10 +48,12 @@ class Hub:
         try:
             is_done = bool(done.wait(timeout))
             return is_done
+        except BaseException:  # the greenlet is killed
+            op.cancel()
+            raise
         finally:
             self._wait(-1)
-            if not is_done:  # the timeout, or the greenlet is killed
-                op.cancel()
+            if not is_done:
                 self.reactor.forget(id)
 
     def _wait(self, more: int) -> None:

@@ -126,13 +126,14 @@ class Guard:
         """Calls `callback` with the reason if the lock is lost: in the running event loop, in a greenlet, or else
         on a thread for callbacks."""
         check_callback(callback)
+        name = self.name  # and not the guard, which is released when nothing refers to it
 
         def done(end: object) -> None:
             if isinstance(end, LostError):
                 try:
                     callback(end)
                 except Exception:
-                    _log.exception("a callback for the loss of %s failed", self.name)
+                    _log.exception("a callback for the loss of %s failed", name)
 
         _background.Watch(self._hold.lost().wait(), done)
 
@@ -171,7 +172,8 @@ class Guard:
         await wait(self._hold.verify())
 
     def renew(self) -> None:
-        """Extends the lease to a full ttl from now. Needed only with `renew=False`."""
+        """Extends the lease to a full ttl from now: of each lock, if there are several. Needed only with
+        `renew=False`. After an error other than `LostError`, it can be repeated."""
         run(self._hold.renew())
 
     async def arenew(self) -> None:
@@ -268,20 +270,24 @@ class RwGuard(Guard):
     __slots__ = ()
 
     def downgrade(self) -> None:
-        """Makes a writer or an upgradeable reader a reader. No other writer can hold in between."""
-        spend(self._hold.downgrade)
+        """Makes a writer or an upgradeable reader a reader. No other writer can hold in between. After an error other
+        than `LostError`, the store may have granted readers: call it again, or release."""
+        run(self._hold.downgrade())
 
     async def adowngrade(self) -> None:
-        """Like `downgrade`, in an event loop."""
+        """Like `downgrade`, in an event loop. After a cancellation, too, the store may have granted readers."""
         await wait(self._hold.downgrade())
 
     def upgrade(self, timeout: Optional[Seconds] = None) -> bool:
-        """Makes an upgradeable reader the writer once the other readers have left; `False` at the timeout."""
-        upgraded: bool = spend(self._hold.upgrade, optional_seconds(timeout))
+        """Makes an upgradeable reader the writer once the other readers have left; `False` at the timeout. After an
+        error it is still a reader unless it is lost, but the store may keep other readers out until it is upgraded,
+        downgraded or released."""
+        upgraded: bool = run(self._hold.upgrade(optional_seconds(timeout)))
         return upgraded
 
     async def aupgrade(self, timeout: Optional[Seconds] = None) -> bool:
-        """Like `upgrade`, in an event loop."""
+        """Like `upgrade`, in an event loop. A cancellation leaves the guard as an error does; `timeout` also lets
+        other readers in again."""
         upgraded: bool = await wait(self._hold.upgrade(optional_seconds(timeout)))
         return upgraded
 
@@ -328,11 +334,11 @@ class Term(Guard):
     __slots__ = ()
 
     def update(self, payload: str) -> None:
-        """Changes the leader's payload."""
-        spend(self._hold.update, payload)
+        """Changes the leader's payload, of at most 4 KiB."""
+        run(self._hold.update(payload))
 
     async def aupdate(self, payload: str) -> None:
-        """Like `update`, in an event loop."""
+        """Like `update`, in an event loop. If the task is cancelled, the change may still be made; the term goes on."""
         await wait(self._hold.update(payload))
 
     def stop_requested(self, timeout: Optional[Seconds] = None) -> Optional[StopRequest]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _functions, _log, _native, _wait
-from ._errors import InvalidError
+from ._errors import InvalidError, UnknownError, UnreachableError
 from ._guards import Turn
 
 if TYPE_CHECKING:
@@ -24,6 +24,19 @@ class Job:
         self.function = function
         self.once_per = once_per
         self.takes_turn = _functions.takes(function, "turn", {})
+
+    def check(self) -> None:
+        """Fails if the store refuses from the start, which needs its user."""
+        try:
+            self.once_per.last()
+        except (UnreachableError, UnknownError):
+            pass
+
+    async def acheck(self) -> None:
+        try:
+            await self.once_per.alast()
+        except (UnreachableError, UnknownError):
+            pass
 
     def begin(self, stop: _native.Stop) -> _native.Op:
         """Waits until the job may begin, and begins it."""
@@ -65,6 +78,7 @@ def run(jobs: list[Job], stop: threading.Event) -> None:
 
     def work(job: Job) -> None:
         try:
+            job.check()
             while (turn := _wait.granted(job.begin(ends), Turn)) is not None:
                 job.run(turn)
         except BaseException as error:
@@ -90,6 +104,7 @@ async def arun(jobs: list[Job]) -> None:
     never = _native.Stop()
 
     async def work(job: Job) -> None:
+        await job.acheck()
         while True:
             await job.arun(Turn(await _wait.wait(job.begin(never))))
 
@@ -101,4 +116,10 @@ async def arun(jobs: list[Job]) -> None:
     else:
         import asyncio
 
-        await asyncio.gather(*map(work, jobs))
+        tasks = [asyncio.ensure_future(work(job)) for job in jobs]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -85,7 +85,7 @@ def _native_options(options: Options) -> dict[str, Any]:
     for name in options:
         if name not in Options.__annotations__:
             raise _unknown(name)
-    return {key: seconds(cast(Seconds, value)) if key in _TIMES else value for key, value in options.items()}
+    return {key: seconds(cast(Seconds, value), key) if key in _TIMES else value for key, value in options.items()}
 
 
 def _stop_request(values: Any) -> Optional[StopRequest]:
@@ -121,30 +121,19 @@ def _status(values: Any) -> Optional[Status]:
 class _Store:
     """An open store. A child of a fork opens it again on its first use."""
 
-    def __init__(self, url: str, opened: Callable[[], _native.Locks]) -> None:
+    def __init__(self, url: str, opened: Callable[[], _native.Locks], bound_by: Optional[str] = None) -> None:
         self.url = url
         self.open = opened
+        self.bound_by = bound_by
+        """What keeps another process from opening it by its URL."""
         self._native = opened()
         self._generation = _fork.generation
-        _stores.add(self)
 
     def native(self) -> _native.Locks:
         if self._generation != _fork.generation:
             self._native = self.open()
             self._generation = _fork.generation
         return self._native
-
-
-_stores: weakref.WeakSet[_Store] = weakref.WeakSet()
-
-
-def _close_files() -> None:
-    for store in list(_stores):
-        if store.url.startswith("file:"):
-            _fork.close_files_below(os.path.abspath(store.url[len("file:") :]))
-
-
-_fork.in_child(_close_files)
 
 
 def open_url(url: str, credentials: Optional[Login] = None) -> _native.Locks:
@@ -248,7 +237,8 @@ class Locks:
         raise_on_release_error: bool = True,
     ) -> RedisLock:
         """A mutex with the arguments and methods of redis-py's `Lock`: `acquire`, `release`, `locked`, `owned`,
-        `extend` and `reacquire`. See `tenure.compat.redis`.
+        `extend` and `reacquire`. With a `timeout`, it stays taken until its release or the end of its lease, even if
+        nothing refers to it any more. See `tenure.compat.redis`.
 
         >>> import tenure
         >>> lock = tenure.connect("memory:").lock("report", timeout=10)
@@ -515,7 +505,8 @@ class Locks:
     def run_jobs(self, stop: Optional[threading.Event] = None) -> None:
         """Runs the declared jobs, each in a thread, in each of their windows, until `stop` is set or Ctrl-C. A run in
         progress is finished first. Any number of processes may do this; one of them runs each window, and failures
-        are logged and repeated."""
+        are logged and repeated. A store that refuses from the start, or a job that can never run, ends all of them
+        with its error."""
         import threading
 
         from ._jobs import run
@@ -523,7 +514,8 @@ class Locks:
         run(self._jobs, threading.Event() if stop is None else stop)
 
     async def arun_jobs(self) -> None:
-        """Like `run_jobs`, in an event loop, for async functions, until the task is cancelled."""
+        """Like `run_jobs`, in an event loop, for async functions, until the task is cancelled. Runs in progress are
+        cancelled then, and after an error."""
         from ._jobs import arun
 
         await arun(self._jobs)
@@ -617,8 +609,9 @@ class Locks:
         return _status(await wait(self._opened().request_stop(name, reason)))
 
     def stop_requested(self, guard: Guard, timeout: Optional[Seconds] = None) -> Optional[StopRequest]:
-        """Waits until the holder of this guard is asked to stop; `None` once the guard is released, or at the
-        timeout. The guard must be of a lock of these `Locks`."""
+        """Waits until the holder of this guard is asked to stop, or the holder of any of its locks if there are
+        several; `None` once the guard is released, or at the timeout. The guard must be of a lock of these
+        `Locks`."""
         op = self._opened().stop_requested(guard._hold)
         return _stop_request(op.result()) if block(op, optional_seconds(timeout)) else None
 
@@ -709,6 +702,8 @@ class Locks:
         return Metrics.of(self._opened().metrics())
 
     def __reduce__(self) -> Any:
+        if self._store.bound_by is not None:
+            raise TypeError(f"locks with {self._store.bound_by} cannot be pickled: open the store in the other process")
         return _unpickled, (self._store.url, self._options)
 
     def __repr__(self) -> str:
@@ -722,7 +717,8 @@ def _unpickled(url: str, options: Options) -> Locks:
 def opened(url: str, options: Options, credentials: Optional[Login] = None) -> Locks:
     """Opens a store without I/O."""
     _log.follow()
-    return Locks(_Store(url, partial(open_url, url, credentials)), options)
+    bound_by = None if credentials is None else "a function for credentials"
+    return Locks(_Store(url, partial(open_url, url, credentials), bound_by), options)
 
 
 def quorum_of(members: list[Locks]) -> Locks:
@@ -730,7 +726,7 @@ def quorum_of(members: list[Locks]) -> Locks:
         return _native.Locks.quorum([member._opened() for member in members])
 
     _log.follow()
-    return Locks(_Store("quorum:", open_quorum), {})
+    return Locks(_Store("quorum:", open_quorum, "several stores"), {})
 
 
 def of_testing(native: _native.Locks) -> Locks:
@@ -741,7 +737,7 @@ def of_testing(native: _native.Locks) -> Locks:
             raise ForkedError("the store belongs to the parent process: make another in the child")
         return native
 
-    return Locks(_Store("testing:", same), {})
+    return Locks(_Store("testing:", same, "a store for tests"), {})
 
 
 class Lock(_native.Blocks, Generic[G]):

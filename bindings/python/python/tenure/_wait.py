@@ -8,7 +8,7 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, Any, Optional, Union
 
 from . import _fork, _native
-from ._errors import Error, UnsupportedError
+from ._errors import Error, InvalidError, UnsupportedError
 
 # Imported on first use: asyncio alone takes longer to import than the rest of the package.
 if TYPE_CHECKING:
@@ -25,8 +25,15 @@ _reactors: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _native.Reactor]
 _in_trio: weakref.WeakKeyDictionary[Any, _native.Reactor] = weakref.WeakKeyDictionary()
 
 
-def seconds(time: Seconds) -> float:
-    return time if isinstance(time, (int, float)) else time.total_seconds()
+def seconds(time: Seconds, what: str = "time") -> float:
+    given: Any = time
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return given
+    total_seconds: Any = getattr(given, "total_seconds", None)
+    if total_seconds is None:
+        raise InvalidError(f"{what}: got {given!r}, expected seconds or a timedelta")
+    total: float = total_seconds()
+    return total
 
 
 def optional_seconds(time: Optional[Seconds]) -> Optional[float]:
@@ -92,7 +99,7 @@ def run(op: _native.Op, answer: Optional[Callable[[], Any]] = None) -> Any:
 
 
 def spend(call: Callable[..., _native.Op], *args: Any) -> Any:
-    """Like `run`, for a call that takes the guard out of its hold. A signal handler that raises before it finds the
+    """Like `run`, for a call that consumes the guard of a hold. A signal handler that raises before it finds the
     guard in the hold; one that raises after it cancels the call, which releases the lock."""
     op: Optional[_native.Op] = None
     try:

@@ -185,6 +185,17 @@ impl Lease {
         }
     }
 
+    /// Moves the deadline, even back, after a request for a lease of `time` that was sent at `sent`.
+    pub(crate) fn set_end(self: &Arc<Self>, engine: &Engine, sent: Moment, time: Duration) {
+        let term = self.shared_term().unwrap_or(self);
+        {
+            let mut state = term.state();
+            (state.extent, state.deadline) =
+                (Extent::Whole { sent }, lease::deadline(sent, engine.now(), time));
+        }
+        engine.renewer.reschedule(engine, term);
+    }
+
     fn tell_renewal(&self) {
         // Called outside the lock, because it may do anything.
         let on_renewal = self.state().on_renewal.clone();
@@ -214,7 +225,8 @@ impl Lease {
     /// The end of the time in which there may be something to release. The lease of a resumed hold may last
     /// longer on the store than `max_hold` allows here.
     pub(super) fn over_at(&self) -> Moment {
-        self.term().state().asked_at + self.options.ttl
+        let state = self.term().state();
+        state.deadline.max(state.asked_at + self.options.ttl)
     }
 
     /// How much earlier it is renewed when there are many leases.
@@ -234,9 +246,19 @@ impl Lease {
         self.ttl_from(now)
     }
 
+    /// The same for another lease than the ttl.
+    pub(crate) fn ask_for(&self, now: Moment, time: Duration) -> Duration {
+        self.ask(now);
+        self.clipped(now, time)
+    }
+
     /// The lease, clipped to `max_hold`.
     fn ttl_from(&self, now: Moment) -> Duration {
-        self.end.map_or(self.options.ttl, |end| self.options.ttl.min(end.since(now)))
+        self.clipped(now, self.options.ttl)
+    }
+
+    fn clipped(&self, now: Moment, time: Duration) -> Duration {
+        self.end.map_or(time, |end| time.min(end.since(now)))
     }
 
     /// Whether to retry the subscription, after a renewal.

@@ -153,6 +153,15 @@ impl Renewer {
         self.ask_by(lease, lease::check_at(lease.checked_at(), engine.now()));
     }
 
+    /// Wakes up for an end of this lease that is now earlier.
+    pub(super) fn reschedule(&self, engine: &Engine, lease: &Arc<Lease>) {
+        let mut schedule = self.schedule();
+        let due = schedule.first_due(lease, Lease::spread, engine);
+        if schedule.hasten(lease, due) && schedule.wakes(due) {
+            self.notify.notify_one();
+        }
+    }
+
     fn ask_by(&self, lease: &Arc<Lease>, by: Moment) {
         lease.state().doubt(by);
         if self.schedule().hasten(lease, by) {

@@ -362,11 +362,18 @@ impl Cache {
         ttl: Duration,
         compute: impl AsyncFnOnce() -> Result<T, E>,
     ) -> Result<Result<T, E>> {
+        let filled = self.refill(async || compute().await.map(|value| Entry::value(value, ttl))).await?;
+        self.present(filled)
+    }
+
+    /// As [`refresh`](Self::refresh), with the ttl and the kind of entry that `fill` returns.
+    pub(crate) async fn refill<T: CacheValue, E>(
+        &self,
+        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
+    ) -> Result<Result<Option<T>, E>> {
         self.check()?;
         let asked = self.record.engine().now();
-        let fill = async || compute().await.map(|value| Entry::value(value, ttl));
-        let filled = self.share(asked, true, false, fill).await?;
-        self.present(filled)
+        self.share(asked, true, false, fill).await
     }
 
     /// Discards the value. Any value returned from now on was computed after this call began. Call it after

@@ -15,6 +15,7 @@ use crate::metrics::UseResult;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::record::{Record, RecordAnswer, Then};
+use crate::sync::Locked;
 
 /// The term of a leader, returned by [`Election::campaign`](crate::Election::campaign).
 ///
@@ -32,12 +33,17 @@ use crate::protocol::record::{Record, RecordAnswer, Then};
 pub struct Term {
     guard: Guard,
     record: RecordHandle,
+    published: Box<Locked<Published>>,
+    /// Dropped after the guard.
+    reported: Option<ReportedTerm>,
+}
+
+/// What a term has published.
+struct Published {
     payload: Arc<str>,
     /// The log as last written by this term. Nobody else writes it during the term, so further writes need not
     /// read it first.
     written: Option<Record>,
-    /// Dropped after the guard.
-    reported: Option<ReportedTerm>,
 }
 
 /// Reports the end of the term as a metric on drop.
@@ -51,7 +57,8 @@ impl Drop for ReportedTerm {
 
 impl Term {
     pub(super) fn new(guard: Guard, record: RecordHandle, payload: Arc<str>) -> Self {
-        Self { guard, record, payload, written: None, reported: None }
+        let published = Box::new(Locked::new(Published { payload, written: None }));
+        Self { guard, record, published, reported: None }
     }
 
     /// The term as a fencing token: greater than that of every earlier term. See [`Guard::fence`].
@@ -150,9 +157,14 @@ impl Term {
     /// `is_lost` if this candidate no longer leads; `is_invalid` if the payload is too long;
     /// `is_unreachable`, `is_unknown` and `is_refused`.
     pub async fn update(&mut self, payload: impl Into<String>) -> Result<()> {
-        let payload = checked_payload(payload.into())?;
+        self.change(payload.into()).await
+    }
+
+    /// As [`update`](Self::update). One call at a time.
+    pub(crate) async fn change(&self, payload: String) -> Result<()> {
+        let payload = checked_payload(payload)?;
         self.write(Word::Updated, &payload).await?;
-        self.payload = payload;
+        self.published.lock().payload = payload;
         Ok(())
     }
 
@@ -172,7 +184,11 @@ impl Term {
     /// # Errors
     /// As [`Guard::release`].
     pub async fn resign(self) -> Result<()> {
-        let Self { reported: _reported, guard, record, payload, written } = self;
+        let Self { reported: _reported, guard, record, published } = self;
+        let (payload, written) = {
+            let mut published = published.lock();
+            (Arc::clone(&published.payload), published.written.take())
+        };
         record.count(UseResult::Resigned);
         let (owner, fence) = (guard.owner().clone(), guard.fence());
         let append = |log: Option<&Record>| append(log, Word::Resigned, fence, &owner, &payload);
@@ -206,9 +222,10 @@ impl Term {
         self.reported = Some(ReportedTerm(self.record.clone()));
     }
 
-    pub(super) async fn write(&mut self, word: Word, payload: &str) -> Result<()> {
+    pub(super) async fn write(&self, word: Word, payload: &str) -> Result<()> {
         // Unknown until the write is answered.
-        let before = match self.written.take() {
+        let before = self.published.lock().written.take();
+        let before = match before {
             Some(written) => Some(written),
             None => self.record.read_granted(Some(self.owner())).await?.record,
         };
@@ -224,7 +241,7 @@ impl Term {
                     Word::Updated => UseResult::Updated,
                     _ => UseResult::Elected,
                 });
-                self.written = Some(Record { at_us, value });
+                self.published.lock().written = Some(Record { at_us, value });
                 Ok(())
             }
             _ => {

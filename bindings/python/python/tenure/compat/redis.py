@@ -8,9 +8,12 @@
 True
 
 The first argument may also be the `redis.Redis` client that redis-py's `Lock` had: its server is opened again. What
-differs is what redis-py lacks: a waiter is woken by a message, so `sleep` does nothing; without a `timeout` the lease
-is renewed instead of never ending; and `lock.guard` has the fencing token and the signal of a loss. A lease that is set
-to a shorter time ends by then here, but keeps others out for as long as before.
+differs is what redis-py lacks: a waiter is woken by a message, so `sleep` does nothing, and `lock.guard` has the
+fencing token and the signal of a loss. A lock with a `timeout` stays taken until its release or the end of its lease,
+even if nothing refers to it any more or the process ends (with a `file:` store, only until the process ends). Without a
+`timeout` the lease is renewed instead of never ending, and the lock is released when nothing refers to it. A lease that
+is set to a shorter time ends by then here, but keeps others out for as long as before. The store keeps the owner and
+the fencing token as the value, so `acquire` refuses a `token`.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Optional, Union
 from urllib.parse import quote
 
+from .. import _native
 from .._errors import InvalidError, LostError, ReleasedError
 from .._locks import Locks, Mutex, Options, opened
 from .._log import debug
-from .._wait import Seconds, optional_seconds, seconds
+from .._wait import Seconds, optional_seconds, run, seconds, wait
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -115,22 +119,35 @@ class _Lock:
             raise LockError(f"Cannot {to} a lock with no timeout")
         return guard
 
-    def _limit(self, blocking: Optional[bool], blocking_timeout: Optional[Seconds]) -> Optional[float]:
+    def _limit(
+        self, blocking: Optional[bool], blocking_timeout: Optional[Seconds], token: Optional[str]
+    ) -> Optional[float]:
         """How long to wait: `None` for once, and infinity."""
+        if token is not None:
+            raise InvalidError("token: not supported, the store keeps the owner and the fencing token of the guard")
         limit = self.blocking_timeout if blocking_timeout is None else seconds(blocking_timeout)
         if not (self.blocking if blocking is None else blocking):
             return None
         return float("inf") if limit is None else limit
 
-    def _extended(self, guard: Guard, time: float, adds: bool) -> Mutex:
-        """The lock with the lease that it is to have."""
-        return self._locks.mutex(self.name, ttl=time + (guard.remaining() if adds else 0), renew=False)
+    def _extended(self, guard: Guard, time: Seconds, replaces: bool) -> _native.Op:
+        """Sets the lease to this time, or adds it to what is left."""
+        return guard._hold.renew_for(seconds(time) + (0.0 if replaces else guard.remaining()))
+
+    def _took(self, guard: Optional[Guard]) -> bool:
+        """Keeps the guard of a successful acquisition."""
+        if guard is None:
+            return False
+        if self.timeout is not None:
+            guard._hold.leave_to_lease()
+        self.local.guard = guard
+        return True
 
     @contextmanager
     def _owning(self, to: str) -> Generator[None, None, None]:
         try:
             yield
-        except LostError as lost:
+        except (LostError, ReleasedError) as lost:
             raise LockNotOwnedError(f"Cannot {to} a lock that's no longer owned: {lost}") from lost
 
     @contextmanager
@@ -157,9 +174,8 @@ class Lock(_Lock):
         token: Optional[str] = None,
     ) -> bool:
         """Waits for the lock, and returns whether it was granted."""
-        limit = self._limit(blocking, blocking_timeout)
-        self.local.guard = self._mutex.lock() if limit == float("inf") else self._mutex.try_lock(limit)
-        return self.local.guard is not None
+        limit = self._limit(blocking, blocking_timeout, token)
+        return self._took(self._mutex.lock() if limit == float("inf") else self._mutex.try_lock(limit))
 
     def locked(self) -> bool:
         """Whether anybody holds the lock."""
@@ -182,21 +198,17 @@ class Lock(_Lock):
             guard.release()
 
     def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
-        """Adds time to the lease, or sets it."""
+        """Adds time to the lease, or sets it. After an error other than `LockNotOwnedError` the lock is still held."""
         guard = self._held("extend")
-        return self._take_over(guard, seconds(additional_time), not replace_ttl, "extend")
+        with self._owning("extend"):
+            run(self._extended(guard, additional_time, replace_ttl))
+        return True
 
     def reacquire(self) -> bool:
-        """Sets the lease to `timeout` again."""
-        return self._take_over(self._held("reacquire"), self.timeout or 0.0, False, "reacquire")
-
-    def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
-        longer = self._extended(guard, time, adds)
-        with self._owning(to):
-            guard.verify()
-            self.local.guard = longer._locks.resume(self.name, guard.detach())
-            if self.local.guard is None:
-                raise LostError("the lease has ended", self.name)
+        """Sets the lease to `timeout` again. Errors are those of `extend`."""
+        guard = self._held("reacquire")
+        with self._owning("reacquire"):
+            run(self._extended(guard, self.timeout or 0.0, True))
         return True
 
     def __enter__(self) -> Lock:
@@ -225,11 +237,8 @@ class AsyncLock(_Lock):
         token: Optional[str] = None,
     ) -> bool:
         """Waits for the lock, and returns whether it was granted."""
-        limit = self._limit(blocking, blocking_timeout)
-        self.local.guard = await (
-            self._mutex.alock() if limit == float("inf") else self._mutex.atry_lock(limit)
-        )
-        return self.local.guard is not None
+        limit = self._limit(blocking, blocking_timeout, token)
+        return self._took(await (self._mutex.alock() if limit == float("inf") else self._mutex.atry_lock(limit)))
 
     async def locked(self) -> bool:
         """Whether anybody holds the lock."""
@@ -252,21 +261,18 @@ class AsyncLock(_Lock):
             await guard.arelease()
 
     async def extend(self, additional_time: Seconds, replace_ttl: bool = False) -> bool:
-        """Adds time to the lease, or sets it."""
+        """Adds time to the lease, or sets it. After a cancellation, or an error other than `LockNotOwnedError`, the
+        lock is still held."""
         guard = self._held("extend")
-        return await self._take_over(guard, seconds(additional_time), not replace_ttl, "extend")
+        with self._owning("extend"):
+            await wait(self._extended(guard, additional_time, replace_ttl))
+        return True
 
     async def reacquire(self) -> bool:
-        """Sets the lease to `timeout` again."""
-        return await self._take_over(self._held("reacquire"), self.timeout or 0.0, False, "reacquire")
-
-    async def _take_over(self, guard: Guard, time: float, adds: bool, to: str) -> bool:
-        longer = self._extended(guard, time, adds)
-        with self._owning(to):
-            await guard.averify()
-            self.local.guard = await longer._locks.aresume(self.name, await guard.adetach())
-            if self.local.guard is None:
-                raise LostError("the lease has ended", self.name)
+        """Sets the lease to `timeout` again. Errors and cancellation are those of `extend`."""
+        guard = self._held("reacquire")
+        with self._owning("reacquire"):
+            await wait(self._extended(guard, self.timeout or 0.0, True))
         return True
 
     async def __aenter__(self) -> AsyncLock:
