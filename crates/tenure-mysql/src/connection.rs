@@ -72,6 +72,10 @@ impl Server for MysqlConnector {
         false
     }
 
+    fn has_soft_releases(&self) -> bool {
+        false
+    }
+
     fn shown(&self) -> Arc<str> {
         self.target.shown()
     }

@@ -161,12 +161,12 @@ impl StatementSession for MysqlSession {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
+    fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
             let sql = |change: &'a SoleChange| {
                 let name = &*change.key.name;
                 let is_known = change.before.is_some() || self.rows.lock().contains_key(name);
-                let sql = match verb {
+                let sql = match change.verb {
                     SoleVerb::Acquire if is_known => statements::reacquire(change),
                     SoleVerb::Acquire => statements::acquire(change),
                     SoleVerb::Release => statements::release(change),

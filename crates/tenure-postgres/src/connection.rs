@@ -80,6 +80,10 @@ impl Server for PrimaryConnector {
         !self.target.is_pooled
     }
 
+    fn has_soft_releases(&self) -> bool {
+        true
+    }
+
     fn shown(&self) -> Arc<str> {
         self.target.shown()
     }

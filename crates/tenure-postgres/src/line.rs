@@ -82,8 +82,9 @@ impl StatementSession for StatementLine {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
+    fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
+            let Some(SoleChange { verb, .. }) = changes.first() else { return Ok(ChangeOutcome::default()) };
             let names: Vec<&str> = changes.iter().map(|change| &*change.key.name).collect();
             let kinds: Vec<&str> = changes.iter().map(|change| change.spec.kind().as_str()).collect();
             let values: Vec<String> = changes.iter().map(SoleChange::value).collect();

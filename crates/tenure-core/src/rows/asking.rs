@@ -2,15 +2,16 @@
 
 use std::sync::Arc;
 
+use super::gather::StatementSort;
 use super::inbox::PlainStatement;
 use super::names::LockKey;
 use super::server::{
-    ChangeOutcome, Row, RowChange, SoleChange, SoleVerb, StatementError, StatementSession, WriteOutcome,
+    ChangeOutcome, Row, RowChange, SoleChange, StatementError, StatementSession, WriteOutcome,
 };
 
 /// The result of a statement.
 pub(super) enum Done {
-    Changed(SoleVerb, Vec<SoleChange>, Result<ChangeOutcome, StatementError>),
+    Changed(StatementSort, Vec<SoleChange>, Result<ChangeOutcome, StatementError>),
     Read(Vec<String>, Result<Vec<Row>, StatementError>),
     Wrote(Vec<(LockKey, RowChange)>, Result<WriteOutcome, StatementError>),
     Plain(u64, Result<Vec<Row>, StatementError>),
@@ -19,9 +20,9 @@ pub(super) enum Done {
 
 pub(super) type Session = Arc<dyn StatementSession>;
 
-pub(super) async fn change(session: Session, verb: SoleVerb, changes: Vec<SoleChange>) -> Done {
-    let changed = session.change(verb, &changes).await;
-    Done::Changed(verb, changes, changed)
+pub(super) async fn change(session: Session, sort: StatementSort, changes: Vec<SoleChange>) -> Done {
+    let changed = session.change(&changes).await;
+    Done::Changed(sort, changes, changed)
 }
 
 pub(super) async fn read_rows(session: Session, names: Vec<String>, with_records: bool) -> Done {

@@ -34,6 +34,11 @@ pub(super) const VERBS: [SoleVerb; 3] = [SoleVerb::Release, SoleVerb::Renew, Sol
 const SORTS: usize = 6;
 
 impl StatementSort {
+    /// The statement for a change. With `soft` releases, those leave without the others.
+    pub(super) fn of_change(verb: SoleVerb, soft: bool) -> Self {
+        Self::Change(if soft { verb } else { SoleVerb::Acquire })
+    }
+
     pub(super) fn index(self) -> usize {
         match self {
             Self::Change(verb) => verb as usize,
@@ -63,14 +68,14 @@ pub(super) struct Gathered {
 }
 
 pub(super) enum RowBatch {
-    Change(SoleVerb, Vec<SoleChange>),
+    Change(StatementSort, Vec<SoleChange>),
     Write(Vec<(LockKey, RowChange)>),
 }
 
 impl RowBatch {
     pub(super) fn sort(&self) -> StatementSort {
         match self {
-            Self::Change(verb, _) => StatementSort::Change(*verb),
+            Self::Change(sort, _) => *sort,
             Self::Write(changes) => Self::sort_of(changes),
         }
     }

@@ -37,6 +37,10 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
     /// Whether the server sends notifications. Without them, waiters poll.
     fn has_notifications(&self) -> bool;
 
+    /// Whether a statement that only releases need not wait for the disk. Otherwise releases share their commit
+    /// with the other changes.
+    fn has_soft_releases(&self) -> bool;
+
     /// The URL without credentials.
     fn shown(&self) -> Arc<str>;
 }
@@ -76,8 +80,9 @@ pub trait StatementSession: fmt::Debug + Send + Sync + 'static {
     /// Number of completed reads, to detect a silent connection.
     fn heard(&self) -> u64;
 
-    /// Changes locks that have no holder or a single one.
-    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome>;
+    /// Changes locks that have no holder or a single one. All changes have one verb, unless the server's
+    /// [releases](Server::has_soft_releases) wait for its disk.
+    fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome>;
 
     /// Reads the rows of locks and the server's clock. A lock without a row yields one too.
     fn read<'a>(&'a self, names: &'a [String], with_records: bool) -> StatementResult<'a, Vec<Row>>;
@@ -152,6 +157,8 @@ pub enum SoleVerb {
 /// A lock of such a statement.
 #[derive(Clone, Debug)]
 pub struct SoleChange {
+    /// What is done to it.
+    pub verb: SoleVerb,
     /// The lock.
     pub key: LockKey,
     /// Its kind and parameters.

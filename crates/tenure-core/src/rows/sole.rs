@@ -7,7 +7,7 @@ use super::state::{messages, signed};
 use crate::protocol::{Answer, Fence, LockSpec, Notification, Op, QueueSpec, ReleaseScope, Verb};
 
 /// The statement that may carry out the running requests of a lock.
-pub(super) fn sole(lock: &LockQueue) -> Option<(SoleVerb, SoleChange)> {
+pub(super) fn sole(lock: &LockQueue) -> Option<SoleChange> {
     // With two requests, a release and the acquire of the next local waiter.
     let (before, last) = match &lock.running[..] {
         [request] => (None, request),
@@ -24,7 +24,8 @@ pub(super) fn sole(lock: &LockQueue) -> Option<(SoleVerb, SoleChange)> {
     let released = if verb == SoleVerb::Release { Some(op) } else { before };
     let message = released.filter(|op| !matches!(op.spec, LockSpec::Queue(_)));
     let message = message.map(|op| messages(&lock.key, &Notification::Free { by: Some(op.owner.clone()) }));
-    let change = SoleChange {
+    Some(SoleChange {
+        verb,
         key: lock.key.clone(),
         spec: op.spec,
         owner: op.owner.clone(),
@@ -32,8 +33,7 @@ pub(super) fn sole(lock: &LockQueue) -> Option<(SoleVerb, SoleChange)> {
         ttl_ms: signed(ttl_ms),
         before: before.map(|before| before.owner.clone()),
         message: message.unwrap_or_default().concat(),
-    };
-    Some((verb, change))
+    })
 }
 
 /// The answer to a request that such a statement has carried out.

@@ -72,9 +72,9 @@ impl StatementWorker {
             under_way.push(read_rows(Arc::clone(session), ready.read, ready.with_records).boxed());
         }
         let mut batches = Vec::from_iter(self.gathered.writes(false, now));
-        for verb in VERBS {
-            let changes = mem::take(&mut ready.changes[StatementSort::Change(verb).index()]);
-            batches.extend((!changes.is_empty()).then_some(RowBatch::Change(verb, changes)));
+        for sort in VERBS.map(StatementSort::Change) {
+            let changes = mem::take(&mut ready.changes[sort.index()]);
+            batches.extend((!changes.is_empty()).then_some(RowBatch::Change(sort, changes)));
         }
         batches.extend(self.gathered.writes(true, now));
         batches.into_iter().for_each(|batch| self.send_batch(batch, now, session, under_way));
@@ -83,7 +83,7 @@ impl StatementWorker {
     fn send_batch(&mut self, batch: RowBatch, now: Moment, session: &Session, under_way: &mut UnderWay) {
         self.gathered.sent(batch.sort(), now);
         under_way.push(match batch {
-            RowBatch::Change(verb, changes) => change(Arc::clone(session), verb, changes).boxed(),
+            RowBatch::Change(sort, changes) => change(Arc::clone(session), sort, changes).boxed(),
             RowBatch::Write(changes) => write(Arc::clone(session), changes).boxed(),
         });
     }
@@ -114,7 +114,9 @@ impl StatementWorker {
         let mut txn = lock.txn;
         let must_read = txn.begin() || self.shared.contains(name);
         let change = sole(lock).filter(|_| !must_read);
-        let sort = change.as_ref().map_or(StatementSort::Read, |(verb, _)| StatementSort::Change(*verb));
+        let soft = self.inbox.server.has_soft_releases();
+        let of_change = |change: &SoleChange| StatementSort::of_change(change.verb, soft);
+        let sort = change.as_ref().map_or(StatementSort::Read, of_change);
         let since = lock.running.iter().map(|request| (request.number, (now, heard)));
         if self.gathered.waits(sort, now) || ready.len(sort) >= LOCKS {
             // They may be the only evidence that the connection is dead, if those in flight have timed out.
@@ -128,9 +130,9 @@ impl StatementWorker {
         sent.extend(since);
         lock.txn = txn;
         match change {
-            Some((verb, change)) => {
+            Some(change) => {
                 lock.step = QueueStep::Fast { sent: now };
-                ready.changes[StatementSort::Change(verb).index()].push(change);
+                ready.changes[sort.index()].push(change);
             }
             None => {
                 lock.step = QueueStep::Reading { sent: now };
@@ -145,8 +147,8 @@ impl StatementWorker {
     pub(super) fn done(&mut self, done: Done) -> bool {
         let now = self.now();
         match done {
-            Done::Changed(verb, changes, changed) => {
-                self.gathered.done(StatementSort::Change(verb), changes.len(), now);
+            Done::Changed(sort, changes, changed) => {
+                self.gathered.done(sort, changes.len(), now);
                 match changed {
                     Ok(ChangeOutcome { tokens, failed }) => {
                         for change in changes {
@@ -160,7 +162,7 @@ impl StatementWorker {
                     }
                     Err(failed) => {
                         let name = |change: &SoleChange| change.key.name.clone();
-                        self.failed(failed, changes, name, |half| RowBatch::Change(verb, half))
+                        self.failed(failed, changes, name, |half| RowBatch::Change(sort, half))
                     }
                 }
             }

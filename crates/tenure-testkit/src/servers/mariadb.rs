@@ -12,11 +12,12 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::authority::Certificate;
+use super::disk::Disk;
 use super::port::Port;
 use super::process::{Process, give_to_nobody, program, run_as_nobody};
 use super::{directory, eventually, sweep_dirs_at_exit};
 
-/// A `mariadbd`, or `mysqld`, without fsync. Dropping it ends the server and removes its directory.
+/// A `mariadbd`, or `mysqld`, without fsync unless it has a [`Disk`]. Dropping it ends the server and removes its directory.
 #[derive(Debug)]
 pub struct MariaDb {
     /// Declared first, so that the process ends before its directory is removed.
@@ -24,6 +25,7 @@ pub struct MariaDb {
     dir: TempDir,
     port: Port,
     settings: Vec<String>,
+    disk: Disk,
 }
 
 const PACKAGES: &str = "mariadb-server-core mariadb-client-core";
@@ -109,6 +111,14 @@ impl MariaDb {
         server
     }
 
+    /// Like `start`, with the durability of this disk.
+    pub fn start_on(disk: Disk) -> Self {
+        let mut server = Self { disk, ..Self::installed(Vec::new()) };
+        server.restart();
+        server.run("CREATE DATABASE IF NOT EXISTS app");
+        server
+    }
+
     /// Like `start`, with TLS and this certificate on its port.
     pub fn with_tls(certificate: &Certificate) -> Self {
         let mut server = Self::installed(Vec::new());
@@ -132,7 +142,7 @@ impl MariaDb {
     fn installed(settings: Vec<String>) -> Self {
         let dir = place();
         copy_empty(dir.path());
-        Self { process: None, dir, port: Port::claim(), settings }
+        Self { process: None, dir, port: Port::claim(), settings, disk: Disk::Unused }
     }
 
     /// Restarts the server after a crash, with its data.
@@ -140,13 +150,12 @@ impl MariaDb {
         let dir = self.dir.path();
         let port = format!("--port={}", self.port.number());
         let fixed = fixed();
-        let quick = [
-            "--bind-address=127.0.0.1",
-            "--innodb-flush-log-at-trx-commit=2",
-            "--sync-binlog=0",
-            "--innodb-buffer-pool-size=32M",
-            "--max-connections=300",
-        ];
+        let quick: &[&str] = match self.disk {
+            Disk::Unused => {
+                &["--innodb-flush-log-at-trx-commit=2", "--sync-binlog=0", "--innodb-buffer-pool-size=32M"]
+            }
+            Disk::Synced | Disk::Slow(_) => &[],
+        };
         let places = [
             option("datadir", dir, "data"),
             option("tmpdir", dir, TEMPORARY),
@@ -154,10 +163,13 @@ impl MariaDb {
             option("pid-file", dir, "pid"),
             port,
         ];
+        let limits = ["--bind-address=127.0.0.1", "--max-connections=300"];
+        let command = self.disk.command(&path(&server()), dir);
         let words = places.iter().chain(&self.settings).map(String::as_str);
-        let words: Vec<&str> = fixed.iter().map(String::as_str).chain(quick).chain(words).collect();
+        let words = limits.iter().chain(quick).copied().chain(words);
+        let words: Vec<&str> = command.iter().chain(&fixed).map(String::as_str).chain(words).collect();
         let log = dir.join("log");
-        let mut process = Process::start_as_nobody(&server(), &words, &log);
+        let mut process = Process::start_as_nobody(Path::new(words[0]), &words[1..], &log);
         eventually("MariaDB answers", Duration::from_secs(60), || {
             assert!(!process.has_ended(), "it ended: {}", fs::read_to_string(&log).unwrap_or_default());
             let asked = client(dir).args(["-e", "SELECT 1"]).stderr(Stdio::null()).output();

@@ -40,14 +40,16 @@ impl Postgres {
     /// # Panics
     /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
-        Self::start_on(Disk::Unused)
+        let (programs, dir) = (programs(), place());
+        make(&programs, dir.path());
+        Self::launched(programs, dir, None)
     }
 
-    /// Like `start`, with the durability of this disk.
+    /// Like `start`, with the durability of this disk, and an additional loopback port.
     pub fn start_on(disk: Disk) -> Self {
         let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
-        Self::launched_on(programs, dir, None, disk)
+        Self::launched_on(programs, dir, Some(Port::claim()), disk)
     }
 
     /// Like `start`, with an additional loopback port that requires TLS and shows this certificate. The role
@@ -70,9 +72,7 @@ impl Postgres {
 
     /// An empty server with an additional loopback port, without TLS.
     pub fn with_port() -> Self {
-        let (programs, dir) = (programs(), place());
-        make(&programs, dir.path());
-        Self::launched(programs, dir, Some(Port::claim()))
+        Self::start_on(Disk::Unused)
     }
 
     /// A standby that replicates this server until it is promoted.

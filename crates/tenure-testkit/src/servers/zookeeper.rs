@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::authority::Certificate;
 use super::between::Between;
+use super::disk::Disk;
 use super::members::{Ensemble, Members};
 use super::port::Port;
 use super::process::program;
@@ -19,6 +20,7 @@ pub struct ZooKeeper {
     /// The ports of each server for its peers and for elections, and the addresses at which its peers reach it.
     peers: Vec<([Port; 2], [SocketAddr; 2])>,
     settings: String,
+    disk: Disk,
 }
 
 /// Default limits of session timeouts, in ms.
@@ -31,6 +33,11 @@ impl ZooKeeper {
     /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
         Self::of(1, SESSIONS, None, None)
+    }
+
+    /// Like `start`, with the speed of this disk. Each server waits for its disk.
+    pub fn start_on(disk: Disk) -> Self {
+        Self::on(disk, 1, SESSIONS, None, None)
     }
 
     /// One server with additional lines in its `zoo.cfg`.
@@ -92,7 +99,17 @@ impl ZooKeeper {
         Self::of(1, &settings, Some(port), None)
     }
 
-    fn of(count: usize, settings: &str, encrypts: Option<Port>, mut between: Option<Between>) -> Self {
+    fn of(count: usize, settings: &str, encrypts: Option<Port>, between: Option<Between>) -> Self {
+        Self::on(Disk::Synced, count, settings, encrypts, between)
+    }
+
+    fn on(
+        disk: Disk,
+        count: usize,
+        settings: &str,
+        encrypts: Option<Port>,
+        mut between: Option<Between>,
+    ) -> Self {
         let peers = (0..count).map(|at| {
             let ports = [Port::claim(), Port::claim()];
             let reached = [ports[0].address(), ports[1].address()];
@@ -103,7 +120,7 @@ impl ZooKeeper {
             (ports, reached)
         });
         let (peers, settings) = (peers.collect(), settings.to_owned());
-        let zookeeper = Self { members: Members::new(count, encrypts, between), peers, settings };
+        let zookeeper = Self { members: Members::new(count, encrypts, between), peers, settings, disk };
         fs::write(zookeeper.logging(), LOGGING).expect("a file");
         (0..count).for_each(|at| zookeeper.launch(at));
         zookeeper.ready();
@@ -186,7 +203,10 @@ impl Ensemble for ZooKeeper {
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             file,
         ];
-        self.members.run(at, &program("java", "default-jre-headless"), &arguments);
+        let java = program("java", "default-jre-headless");
+        let command = self.disk.command(java.to_str().expect("a path in UTF-8"), self.members.dir());
+        let words: Vec<&str> = command.iter().map(String::as_str).chain(arguments).collect();
+        self.members.run(at, Path::new(words[0]), &words[1..]);
     }
 }
 

@@ -145,12 +145,12 @@ impl Table {
     /// Changes locks that have no holder or a single one.
     pub(super) fn change(
         &mut self,
-        verb: SoleVerb,
         changes: &[SoleChange],
         (drawn, us): (&Drawn, i64),
         is_locked: &dyn Fn() -> bool,
     ) -> BTreeMap<String, i64> {
-        self.durable = Some(verb != SoleVerb::Release || self.database == Database::Mysql);
+        let is_release = changes.iter().all(|change| change.verb == SoleVerb::Release);
+        self.durable = Some(!is_release || self.database == Database::Mysql);
         let mut done = BTreeMap::new();
         for change in changes {
             if is_locked() {
@@ -158,7 +158,7 @@ impl Table {
                 done.extend(row.map(|row| (change.key.name.clone(), row.fence)));
                 continue;
             }
-            let is_done = match verb {
+            let is_done = match change.verb {
                 SoleVerb::Acquire => self.acquire(change, drawn, us),
                 SoleVerb::Release => self.release(change, &change.owner, us),
                 SoleVerb::Renew => self.renew(change, us),

@@ -113,7 +113,8 @@ fn an_error_that_undoes_a_transaction_takes_back_the_tokens_before_it() {
             let url = format!("mysql://me@{address}/app");
             let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
             let connection = server.connect(None).await.expect("a connection");
-            let outcome = connection.session.change(SoleVerb::Acquire, &["a", "b"].map(change_of)).await;
+            let outcome =
+                connection.session.change(&["a", "b"].map(|name| change_of(SoleVerb::Acquire, name))).await;
             assert!(outcome.expect("an answer").tokens.is_empty(), "{code}");
         });
         driver.stop();

@@ -95,13 +95,13 @@ pub(super) async fn change(
     verb: SoleVerb,
     name: &str,
 ) -> Result<Option<i64>, StatementError> {
-    Ok(session.change(verb, &[change_of(name)]).await?.tokens.into_values().next())
+    Ok(session.change(&[change_of(verb, name)]).await?.tokens.into_values().next())
 }
 
-pub(super) fn change_of(name: &str) -> SoleChange {
+pub(super) fn change_of(verb: SoleVerb, name: &str) -> SoleChange {
     let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
     let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
-    SoleChange { key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
+    SoleChange { verb, key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
 }
 
 /// A Unix socket holds few small replies, and a server that cannot write reads no more.
@@ -112,9 +112,10 @@ fn five_hundred_statements_go_through_a_socket() {
         let url = format!("{}?socket={}", server.url_as("root", "app"), server.socket().display());
         let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let names = (0..500).map(|at| format!("{at:03}{}", "n".repeat(200)));
-        let changes: Vec<SoleChange> = names.map(|name| change_of(&name)).collect();
+        let names: Vec<String> = names.collect();
         for verb in [SoleVerb::Acquire, SoleVerb::Release, SoleVerb::Acquire] {
-            let changed = tokio::time::timeout(Duration::from_secs(60), session.change(verb, &changes)).await;
+            let changes: Vec<SoleChange> = names.iter().map(|name| change_of(verb, name)).collect();
+            let changed = tokio::time::timeout(Duration::from_secs(60), session.change(&changes)).await;
             assert_eq!(changed.expect("it is not stuck").expect("an answer").tokens.len(), 500, "{verb:?}");
         }
     });
@@ -129,10 +130,11 @@ fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
         let url = |address| format!("mysql://root@{address}/app");
         let (ServerConnection { session: stalled, over: _over, hangup: _hangup, .. }, _driver) =
             connect(&url(proxy.address())).await;
-        let changes: Vec<SoleChange> = (0..500).map(|at| change_of(&format!("{at:03}"))).collect();
+        let changes = |verb| (0..500).map(|at| change_of(verb, &format!("{at:03}"))).collect::<Vec<_>>();
         for verb in [SoleVerb::Acquire, SoleVerb::Release] {
-            stalled.change(verb, &changes).await.expect("an answer");
+            stalled.change(&changes(verb)).await.expect("an answer");
         }
+        let changes = changes(SoleVerb::Acquire);
         let (ServerConnection { session, over: _other, hangup: _hung, .. }, _thread) =
             connect(&url(server.address())).await;
         proxy.set(Fault::Hold(Direction::ToClient));
@@ -148,7 +150,7 @@ fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
             }
         };
         let all = pin!(tokio::time::timeout(Duration::from_secs(30), next));
-        match select(stalled.change(SoleVerb::Acquire, &changes), all).await {
+        match select(stalled.change(&changes), all).await {
             Either::Right((next, _)) => next.expect("the row is free within 30 s"),
             Either::Left((changed, all)) => {
                 assert!(changed.is_err(), "its replies are held back");

@@ -67,6 +67,7 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         let connection = server.connect(None).await.expect("a connection");
         let (key, owner) = (LockKey { name: "x".into(), whole: None }, format!("me@host:1/{:032x}", 1));
         let change = SoleChange {
+            verb: SoleVerb::Acquire,
             key,
             spec: LockSpec::Mutex,
             owner: owner.parse().expect("an owner"),
@@ -78,7 +79,7 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         postgres.run("ALTER TABLE lost.tenure_lock ADD CHECK (pg_sleep(60) IS NOT NULL) NOT VALID");
         let changes =
             [change.clone(), SoleChange { key: LockKey { name: "y".into(), whole: None }, ..change }];
-        let changed = connection.session.change(SoleVerb::Acquire, &changes);
+        let changed = connection.session.change(&changes);
         let sleeps = async {
             while postgres.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -157,6 +157,7 @@ fn batches_of_new_names_never_deadlock() {
                     names.reverse();
                 }
                 let change = |name| SoleChange {
+                    verb: SoleVerb::Acquire,
                     key: LockKey { name, whole: None },
                     spec: LockSpec::Mutex,
                     owner: owner.clone(),
@@ -169,10 +170,7 @@ fn batches_of_new_names_never_deadlock() {
             };
             let (one, other) = (batch(0), batch(1));
             let [first, second] = &connections;
-            let taken = join(
-                first.session.change(SoleVerb::Acquire, &one),
-                second.session.change(SoleVerb::Acquire, &other),
-            );
+            let taken = join(first.session.change(&one), second.session.change(&other));
             let (one, other) = taken.await;
             let counts = [one, other].map(|taken| taken.expect("no deadlock").tokens.len());
             assert_eq!(counts[0] + counts[1], 400, "each lock is granted once: {counts:?}");

@@ -219,6 +219,7 @@ impl Side {
             Ask::Change { verb, changes } => {
                 let owner = |owner: usize| OWNERS[owner].parse::<Owner>().expect("an owner");
                 let change = |sole: &Sole| SoleChange {
+                    verb: *verb,
                     key: key(sole.name),
                     spec: sole.spec,
                     owner: owner(sole.owner),
@@ -228,7 +229,7 @@ impl Side {
                     message: sole.message.clone(),
                 };
                 let changes: Vec<SoleChange> = changes.iter().map(change).collect();
-                let ChangeOutcome { tokens, failed } = session.change(*verb, &changes).await?;
+                let ChangeOutcome { tokens, failed } = session.change(&changes).await?;
                 assert!(failed.is_empty(), "{failed:?}");
                 let done = tokens.into_iter().map(|(name, token)| match verb {
                     // Not every server says the token of a hold that has ended.

@@ -537,6 +537,10 @@ impl rows::Server for Server {
         !self.polls()
     }
 
+    fn has_soft_releases(&self) -> bool {
+        !self.polls()
+    }
+
     fn shown(&self) -> Arc<str> {
         "rows:sim".into()
     }

@@ -86,22 +86,22 @@ impl StatementSession for Line {
         self.heard.load(Ordering::Relaxed)
     }
 
-    fn change<'a>(&'a self, verb: SoleVerb, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
+    fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         let changes = changes.to_vec();
-        let name = match verb {
-            SoleVerb::Acquire => "acquire",
-            SoleVerb::Release => "release",
-            SoleVerb::Renew => "renew",
+        let has = |verb: SoleVerb| changes.iter().any(|change| change.verb == verb);
+        let acquires = has(SoleVerb::Acquire);
+        let name = match (acquires, has(SoleVerb::Renew)) {
+            (true, _) => "acquire",
+            (false, true) => "renew",
+            (false, false) => "release",
         };
         let changed = self.ask(name, move |server, label| {
             async move {
                 let drawn = server.step(&label, |table, us, _| table.draw(us))?;
-                if verb == SoleVerb::Acquire {
+                if acquires {
                     pause(&server).await;
                 }
-                server.step(&label, |table, us, is_locked| {
-                    table.change(verb, &changes, (&drawn, us), is_locked)
-                })
+                server.step(&label, |table, us, is_locked| table.change(&changes, (&drawn, us), is_locked))
             }
             .boxed()
         });
