@@ -1,4 +1,5 @@
-"""The threaded Python sides of `scripts/peers`, with one client each: redis-py's lock, python-redis-lock, and tenure.
+"""The threaded Python sides of `scripts/peers`, with one client each: redis-py's lock, python-redis-lock, kazoo's lock
+on ZooKeeper, and tenure.
 
 Arguments and protocol as in src/main.rs; default settings.
 """
@@ -9,10 +10,12 @@ import threading
 import time
 import traceback
 
-import redis
 from words import action, finish, hold, port, ready, rest, rows, say, seconds, share, side, spread, tasks, ttl
 
-client = redis.Redis(port=port, max_connections=2000)  # a pool: one connection per active thread
+if side in ("redis-py", "python-redis-lock"):
+    import redis
+
+    client = redis.Redis(port=port, max_connections=2000)  # a pool: one connection per active thread
 
 if side == "redis-py":
 
@@ -37,6 +40,20 @@ elif side == "tenure python":
 
     def lock_of(key, renewed=False):
         return Ours(key)
+elif side == "zookeeper: kazoo":
+    from kazoo.client import KazooClient, KazooState
+
+    client, lost_at = KazooClient(f"127.0.0.1:{port}"), [0]
+    client.start()
+
+    def heard(state):  # a session that is not confirmed may be over: SUSPENDED
+        if state != KazooState.CONNECTED and not lost_at[0]:
+            lost_at[0] = time.monotonic_ns()
+
+    client.add_listener(heard)
+
+    def lock_of(key, renewed=False):
+        return client.Lock("/peers/" + key, "side")
 else:
     import redis_lock
 
@@ -63,7 +80,7 @@ def turns_for(seconds):
     def turns(task):
         turn = 0
         while True:
-            lock = lock_of(f"peers:{task // share}:{0 if hold else turn % 256}")
+            lock = lock_of(f"{peers}{task // share}:{0 if hold else turn % 256}")
             lock.acquire()
             if hold:
                 taken = time.monotonic_ns()
@@ -90,22 +107,39 @@ def look_on(turns):
     finish(time.monotonic_ns() - start, turns())
 
 
+peers = "peers:" + os.environ.get("PEERS_RUN", "")
+
 if action == "turns":
     if not hold:
         turns_for(0.5)
     ready()
     finish(*turns_for(seconds))
-elif action == "wait":
-    held, got = lock_of("peers:0:0"), []
+elif action == "hold":
+    held = lock_of(peers + "0:0")
     held.acquire()
+    ready()
+    say(lost_at[0])
+    time.sleep(60)
+elif action == "next":
+    held = lock_of(peers + "0:0")
+    ready()
+    held.acquire()
+    say(time.monotonic_ns())
+    time.sleep(60)
+elif action in ("wait", "crowd"):
+    held, got = lock_of(peers + "0:0"), []
+    if action == "wait":
+        held.acquire()
     for _ in range(tasks):
-        in_thread(lambda: got.append(lock_of("peers:0:0").acquire()))
+        in_thread(lambda: got.append(lock_of(peers + "0:0").acquire()))
     look_on(lambda: len(got))
 elif side == "redis-py":
     say("cannot: it has no renewal of its own")
 else:
-    kept = [lock_of(f"peers:{task}:0", renewed=True) for task in range(tasks)]
+    kept = [lock_of(f"{peers}{task}:0", renewed=True) for task in range(tasks)]
     for lock in kept:
         lock.acquire()
     look_on(lambda: len(kept))
+if side == "zookeeper: kazoo":
+    client.stop()  # so that no lock stays held for the next run
 os._exit(0)  # threads may wait forever

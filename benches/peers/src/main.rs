@@ -4,10 +4,14 @@
 //! The program connects, prints `ready`, awaits a line, works, prints its results as JSON, and stays until
 //! its input ends. `locks.py`, `tasks.py` and `tasks.mjs` do the same for their libraries.
 
+#[cfg(feature = "stores")]
+mod servers;
 mod sides;
+#[cfg(feature = "stores")]
+mod stores;
 
 use std::io::{Write, stdin, stdout};
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -36,10 +40,19 @@ async fn main() {
     let mut words = std::env::args().skip(1);
     let mut word = || words.next().expect("ten words; see the head of main.rs");
     let (side, action) = (word(), word());
+    #[cfg(feature = "stores")]
+    if action == "serve" || action == "relay" {
+        return servers::run(&action, &side, &word()).await;
+    }
     let mut number = || word().parse::<u64>().expect("a number");
-    let (url, seconds) = (format!("redis://127.0.0.1:{}", number()), number() as f64);
+    let (port, seconds) = (number(), number() as f64);
     let (tasks, share, ttl) = (number(), number(), Duration::from_millis(number()));
     let run = Run { action, seconds, tasks, share, hold: number(), spread: number(), rest: number() };
+    #[cfg(feature = "stores")]
+    if let Some((store, side)) = side.split_once(": ") {
+        return stores::run(&run, store, side, port, ttl).await;
+    }
+    let url = format!("redis://127.0.0.1:{port}");
     match side.as_str() {
         "bare" if run.hold == 0 && run.action != "wait" => run.on(Bare::new(&url, ttl).await).await,
         "bare" => run.on(BareTurns::new(&url).await).await,
@@ -64,9 +77,13 @@ impl Run {
                 let seconds = self.turns(&side, self.seconds).await;
                 finish(seconds);
             }
-            "wait" => {
+            // In `crowd`, another program holds the lock.
+            "wait" | "crowd" => {
                 let holder = side.of_task().await;
-                let _held = holder.lock(&key(0, 0)).await;
+                let _held = match self.action.as_str() {
+                    "wait" => Some(holder.lock(&key(0, 0)).await),
+                    _ => None,
+                };
                 for _ in 0..self.tasks {
                     let side = side.of_task().await;
                     tokio::spawn(async move {
@@ -82,6 +99,24 @@ impl Run {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 self.look_on().await;
+            }
+            // Holds a lock until its side hears of a loss, and prints when.
+            "hold" => {
+                let side = side.of_task().await;
+                let held = side.lock(&key(0, 0)).await;
+                tokio::spawn(async move {
+                    side.lost(held).await;
+                    LOST.store(now(), Relaxed);
+                });
+                ready();
+                say(&LOST.load(Relaxed).to_string());
+            }
+            // Waits for the lock, and prints when it has it.
+            "next" => {
+                let side = side.of_task().await;
+                ready();
+                let _held = side.lock(&key(0, 0)).await;
+                say(&now().to_string());
             }
             other => panic!("no action {other:?}"),
         }
@@ -104,9 +139,10 @@ impl Run {
         TURNS.store(0, Relaxed);
         let start = now();
         let end = start + (seconds * 1e9) as u64;
+        let mut running = Vec::new();
         for (task, side) in (0..).zip(sides) {
             let &Self { share, hold, spread, rest, .. } = self;
-            tokio::spawn(async move {
+            running.push(tokio::spawn(async move {
                 for turn in 0.. {
                     let held = side.lock(&key(task / share, if hold == 0 { turn % 256 } else { 0 })).await;
                     if hold > 0 {
@@ -124,15 +160,24 @@ impl Run {
                         tokio::time::sleep(Duration::from_millis(rest)).await;
                     }
                 }
-            });
+            }));
         }
         tokio::time::sleep(Duration::from_nanos(end.saturating_sub(now()))).await;
-        (now() - start) as f64 / 1e9
+        let took = (now() - start) as f64 / 1e9;
+        // No lock stays held for the next run.
+        let ended = async {
+            for task in running {
+                task.await.expect("no panic");
+            }
+        };
+        let _ = tokio::time::timeout(Duration::from_secs(10), ended).await;
+        took
     }
 }
 
 fn key(group: u64, turn: u64) -> String {
-    format!("peers:{group}:{turn}")
+    static RUN: LazyLock<String> = LazyLock::new(|| std::env::var("PEERS_RUN").unwrap_or_default());
+    format!("peers:{}{group}:{turn}", *RUN)
 }
 
 /// Nanoseconds of the monotonic clock, which all processes of the machine share.

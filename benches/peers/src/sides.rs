@@ -23,7 +23,18 @@ pub(crate) trait Side: Clone + Send + Sync + 'static {
     fn unlock(&self, held: Self::Held) -> impl Future<Output = ()> + Send;
 
     /// Acquires these locks and keeps them renewed; counts held and lost ones.
-    fn keep(&self, keys: Vec<String>) -> impl Future<Output = ()> + Send;
+    fn keep(&self, keys: Vec<String>) -> impl Future<Output = ()> + Send {
+        let _ = keys;
+        async { unreachable!("no run renews locks of this side") }
+    }
+
+    /// Ends when the holder is told that it has lost the lock. By default it is not.
+    fn lost(&self, held: Self::Held) -> impl Future<Output = ()> + Send {
+        async {
+            let _held = held;
+            std::future::pending().await
+        }
+    }
 }
 
 async fn connect(url: &str) -> MultiplexedConnection {
@@ -119,10 +130,6 @@ impl Side for BareTurns {
         let mut connection = self.connection.clone();
         cmd("RPUSH").arg(key).arg("").query_async::<u64>(&mut connection).await.expect("a reply");
     }
-
-    async fn keep(&self, _: Vec<String>) {
-        unreachable!("`Bare` does that");
-    }
 }
 
 #[derive(Clone, Copy)]
@@ -163,6 +170,10 @@ impl Side for Tenure {
 
     async fn unlock(&self, held: Guard) {
         held.release().await.expect("still held");
+    }
+
+    async fn lost(&self, held: Guard) {
+        held.lost().await;
     }
 
     async fn keep(&self, keys: Vec<String>) {
