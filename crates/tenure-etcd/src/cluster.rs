@@ -202,18 +202,35 @@ impl EtcdCluster {
 
     pub(super) async fn ask<M, A>(&self, message: M, path: &'static str) -> Result<A, Failure>
     where
-        M: prost::Message + Send + Sync + 'static,
+        M: prost::Message + Clone + Send + Sync + 'static,
         A: prost::Message + Default + Send + Sync + 'static,
     {
         let connection = self.connection().await?;
-        let request = self.signed(message, &connection).await?;
-        unary(&connection, request, path).await.map_err(|status| self.failure(&status, &connection))
+        let request = self.signed(message.clone(), &connection).await?;
+        let mut answer = unary(&connection, request, path).await;
+        if let Err(status) = &answer
+            && self.forgets_token(status.message())
+        {
+            // It was not executed.
+            let request = self.signed(message, &connection).await?;
+            answer = unary(&connection, request, path).await;
+        }
+        answer.map_err(|status| self.failure(&status, &connection))
     }
 
     /// Whether the reply exceeds [`REPLY_MAX`]. From etcd itself, the code means a revision that is not kept, and
     /// no request here names one.
     pub(super) fn is_too_long(status: &Status) -> bool {
         status.code() == Code::OutOfRange
+    }
+
+    /// Forgets the token if the server has said that it is no longer good.
+    pub(super) fn forgets_token(&self, said: &str) -> bool {
+        let is_over = said.contains("auth token") || said.contains("auth store is old");
+        if is_over {
+            *self.0.token.lock() = None;
+        }
+        is_over
     }
 
     /// The failure for an error of the server, or of the connection, which is then used no more.
@@ -229,9 +246,8 @@ impl EtcdCluster {
                 "{said}; the user needs the permission readwrite on the prefix {}",
                 self.0.target.prefix
             )),
-            Code::Unauthenticated if said.contains("token") => {
-                // Tokens expire after five minutes. The request was not executed.
-                *self.0.token.lock() = None;
+            // Tokens expire after five minutes, and some with each change of a user. The request was not executed.
+            Code::Unauthenticated | Code::InvalidArgument if self.forgets_token(&said) => {
                 Failure::NotSent(Failure::cause(format!("{address}: {said}")))
             }
             Code::Unauthenticated => refused(said),

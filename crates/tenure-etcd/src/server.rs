@@ -412,7 +412,10 @@ impl EtcdWatch {
         let watched = self.answers.message().await;
         let watched = watched.map_err(|status| self.server.failure(&status, &self.connection))?;
         match watched {
-            Some(watched) if watched.canceled => Err(ended(&watched.reason)),
+            Some(watched) if watched.canceled => {
+                self.server.forgets_token(&watched.reason);
+                Err(ended(&watched.reason))
+            }
             Some(watched) => Ok(watched),
             None => Err(ended("etcd closed it")),
         }

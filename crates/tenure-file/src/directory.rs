@@ -105,6 +105,13 @@ impl HeldGuard {
     }
 }
 
+impl Drop for HeldGuard {
+    /// A child that was forked meanwhile keeps the file open, and with it a flock that is only closed.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 /// What a record is written over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Replaced {

@@ -107,9 +107,12 @@ impl MysqlSession {
         }
         let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
         if is_many {
-            let count = self.around.iter().flatten().count() / 2 + 1;
-            let last = replies.split_off(replies.len().saturating_sub(count));
-            for reply in replies.drain(..count.min(replies.len())).chain(last) {
+            // An error of the statements around it says nothing about the transaction.
+            let [before, after] = self.around.map(|sql| usize::from(sql.is_some()));
+            replies.truncate(replies.len().saturating_sub(after));
+            let commit = replies.pop();
+            let begin = replies.drain(..(before + 1).min(replies.len())).next_back();
+            for reply in [begin, commit].into_iter().flatten() {
                 reply.map_err(|error| failed(error, true))?;
             }
         }

@@ -479,6 +479,10 @@ impl CasClient {
     pub(super) fn close_idle(self: &Arc<Self>) {
         const IDLE: Duration = Duration::from_secs(5);
         let now = self.runtime.now();
+        // A late write may be guarded by any handle, until the barrier has changed the markers of all.
+        if self.ruled_out.load(Ordering::Acquire) != self.unknown_writes.load(Ordering::Acquire) {
+            return;
+        }
         let idle = {
             let mut table = self.table.lock();
             // A look at all holds, so not by each of their renewals.

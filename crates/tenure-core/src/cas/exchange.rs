@@ -5,6 +5,9 @@ use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::FutureExt;
+use tokio::sync::oneshot;
+
 use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
 use super::bind::{BatchMember, Bind};
 use super::client::{CasClient, WriteInFlight};
@@ -74,14 +77,24 @@ impl CasClient {
         Ok(())
     }
 
-    /// Makes the renewals of holds that were ended by force read the lock.
-    async fn tell_ended(&self, handles: Vec<Handle>) {
-        const ROUNDS: u32 = 3;
-        for _ in 0..ROUNDS {
-            if handles.is_empty() || self.backend.bump(handles.clone()).await.is_ok() {
-                return;
-            }
+    /// Makes the renewals of holds that were ended by force read the lock. Goes on if the caller leaves: until
+    /// then they succeed.
+    async fn tell_ended(self: &Arc<Self>, handles: Vec<Handle>) {
+        const PAUSE: Duration = Duration::from_millis(200);
+        if handles.is_empty() {
+            return;
         }
+        let (client, (tell, told)) = (Arc::downgrade(self), oneshot::channel());
+        let telling = async move {
+            while let Some(client) = client.upgrade()
+                && client.backend.bump(handles.clone()).await.is_err()
+            {
+                client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
+            }
+            let _ = tell.send(());
+        };
+        self.runtime.spawn(telling.boxed());
+        let _ = told.await;
     }
 
     /// Closes the handles of detached holds that have ended.
@@ -347,7 +360,8 @@ impl<'a> Exchange<'a> {
         match marker {
             Some(marker) => {
                 if let Some(lease) = client.table.lock().lease_of(guard.handle) {
-                    lease.marker = marker;
+                    // Answers may overtake each other.
+                    lease.marker = lease.marker.max(marker);
                 }
             }
             None => client.lost(guard.handle),

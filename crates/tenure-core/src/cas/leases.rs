@@ -156,9 +156,8 @@ impl HoldTable {
         match self.lease_of(lease.handle) {
             Some(known) => {
                 known.kept = known.kept.max(lease.kept);
-                if known.marked < lease.marked {
-                    (known.marker, known.marked) = (lease.marker, lease.marked);
-                }
+                (known.marker, known.marked) =
+                    (known.marker.max(lease.marker), known.marked.max(lease.marked));
                 *known
             }
             // It was lost meanwhile; whatever needs it finds that out.

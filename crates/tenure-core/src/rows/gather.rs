@@ -18,8 +18,7 @@ use crate::moment::Moment;
 pub(super) const LOCKS: usize = 500;
 /// After a statement of several requests, the share of its time that the next one waits, for whoever returns and
 /// after the first has returned, and the most.
-const RETURNS: u32 = 16;
-const SIBLINGS: u32 = 16;
+const SHARE: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// The sorts of statements about locks, in the order in which they are sent: first those that need no disk.
@@ -54,8 +53,8 @@ pub(super) struct Gathered {
     in_flight: [usize; SORTS],
     /// When the statement in flight was sent.
     sent_at: [Moment; SORTS],
-    /// How long the last one took, if it was of several requests.
-    took: [Duration; SORTS],
+    /// How long the next one waits for others.
+    pause: [Duration; SORTS],
     /// When the next one may be sent.
     free_at: [Moment; SORTS],
     /// Nobody has returned since the last one.
@@ -95,18 +94,17 @@ impl Gathered {
     pub(super) fn done(&mut self, sort: StatementSort, locks: usize, now: Moment) {
         let at = sort.index();
         self.in_flight[at] -= 1;
-        let is_of_many = locks > 1;
-        self.took[at] = if is_of_many { now.since(self.sent_at[at]) } else { Duration::ZERO };
-        self.free_at[at] = now + (self.took[at] / RETURNS).min(PAUSE);
-        self.expects[at] = is_of_many && !self.has_gathered(at);
+        self.expects[at] = locks > 1 && !self.has_gathered(at);
+        let share = now.since(self.sent_at[at]) / SHARE;
+        self.pause[at] = if locks > 1 { share.min(PAUSE) } else { Duration::ZERO };
+        self.free_at[at] = now + self.pause[at];
     }
 
     /// Whether a request has to wait for the next statement.
     pub(super) fn waits(&mut self, sort: StatementSort, now: Moment) -> bool {
         let at = sort.index();
-        let expects = mem::take(&mut self.expects[at]);
-        if expects && now >= self.free_at[at] && self.in_flight[at] == 0 {
-            self.free_at[at] = now + (self.took[at] / SIBLINGS).min(PAUSE);
+        if mem::take(&mut self.expects[at]) && now >= self.free_at[at] {
+            self.free_at[at] = now + self.pause[at];
         }
         self.in_flight[at] > 0 || now < self.free_at[at]
     }

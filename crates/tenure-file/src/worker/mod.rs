@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
@@ -134,11 +134,16 @@ pub(super) struct DirectoryWorker {
 
 enum WorkerEvent {
     Job(Job),
+    Due(DueEvent),
+    End,
+}
+
+/// What the worker has to do besides requests.
+enum DueEvent {
     Seen,
     Called,
     Look,
     Sweep,
-    End,
 }
 
 /// What ended a wait for the guard.
@@ -188,18 +193,21 @@ impl DirectoryWorker {
                     self.take_in(job);
                     self.serve().await;
                 }
-                WorkerEvent::Seen => self.hear(Vec::new()),
-                WorkerEvent::Called => {
-                    self.called();
-                    self.serve().await;
-                }
-                WorkerEvent::Sweep => self.sweep(),
-                WorkerEvent::Look => {
-                    self.look();
+                WorkerEvent::Due(due) => {
+                    self.on_due(due);
                     self.serve().await;
                 }
                 WorkerEvent::End => return,
             }
+        }
+    }
+
+    fn on_due(&mut self, due: DueEvent) {
+        match due {
+            DueEvent::Seen => self.hear(Vec::new()),
+            DueEvent::Called => self.called(),
+            DueEvent::Sweep => self.sweep(),
+            DueEvent::Look => self.look(),
         }
     }
 
@@ -228,21 +236,26 @@ impl DirectoryWorker {
                 Poll::Ready(None) => return Poll::Ready(WorkerEvent::End),
                 Poll::Pending => {}
             }
-            if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
-                return Poll::Ready(WorkerEvent::Seen);
-            }
-            if self.shared.core().holders.poll_called(context).is_ready() {
-                return Poll::Ready(WorkerEvent::Called);
-            }
-            if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
-                return Poll::Ready(WorkerEvent::Sweep);
-            }
-            if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
-                return Poll::Ready(WorkerEvent::Look);
-            }
-            Poll::Pending
+            self.poll_due(context).map(WorkerEvent::Due)
         })
         .await
+    }
+
+    /// What is due besides requests.
+    fn poll_due(&mut self, context: &mut Context<'_>) -> Poll<DueEvent> {
+        if self.watch.as_ref().is_some_and(|watch| watch.poll_ready(context).is_ready()) {
+            return Poll::Ready(DueEvent::Seen);
+        }
+        if self.shared.core().holders.poll_called(context).is_ready() {
+            return Poll::Ready(DueEvent::Called);
+        }
+        if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
+            return Poll::Ready(DueEvent::Sweep);
+        }
+        if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
+            return Poll::Ready(DueEvent::Look);
+        }
+        Poll::Pending
     }
 
     /// Executes every queued request, or fails it once its timeout has passed.
@@ -251,7 +264,13 @@ impl DirectoryWorker {
         let (mut locked, mut modified) = (None, self.waiting.as_ref().and_then(|_| self.modified()));
         while !self.queue.is_empty() {
             match self.turn(locked.take()) {
-                Ok(TurnOutcome::Done) => (attempts, replaced, self.waiting) = (0, 0, None),
+                Ok(TurnOutcome::Done) => {
+                    (attempts, replaced, self.waiting) = (0, 0, None);
+                    // The requests of busy callers never end.
+                    if let Poll::Ready(due) = poll_fn(|context| Poll::Ready(self.poll_due(context))).await {
+                        self.on_due(due);
+                    }
+                }
                 Ok(TurnOutcome::Locked) => {
                     let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
                     let due = first_due(&self.queue).unwrap_or_default();

@@ -80,13 +80,15 @@ impl Scriptless {
             }
             *asks_again = now + ASK_AGAIN;
         }
-        match pipeline.ask(&command(&["EVALSHA", NO_SCRIPT, "0"]), deadline).await {
-            Ok(Value::ServerError(error)) if failure::is_no_script(&error) => {
+        // Either may be forbidden alone.
+        let asks = commands(&[&["EVALSHA", NO_SCRIPT, "0"], &["EVAL", "return 0", "0"]]);
+        let replies = pipeline.ask_all(&asks, deadline).await.map_err(Failure::not_sent)?;
+        match &replies[..] {
+            [Value::ServerError(error), Value::Int(0)] if failure::is_no_script(error) => {
                 pipeline.hang_up();
                 Err(Failure::NotSent(Failure::cause("scripts are allowed again")))
             }
-            Ok(_) => Ok(()),
-            Err(failure) => Err(failure.not_sent()),
+            _ => Ok(()),
         }
     }
 

@@ -47,6 +47,13 @@ impl Etcd {
         Self::of(1, words, Some(Port::claim()), None)
     }
 
+    /// One member whose tokens of a login are signed with this RSA key.
+    pub fn with_signed_tokens(private: &Path, public: &Path) -> Self {
+        let (private, public) = (private.display(), public.display());
+        let keys = format!("jwt,sign-method=RS256,priv-key={private},pub-key={public}");
+        Self::of(1, vec!["--auth-token".into(), keys], None, None)
+    }
+
     /// Three members, of which one may fail.
     pub fn cluster() -> Self {
         Self::of(3, Vec::new(), None, None)
@@ -78,8 +85,14 @@ impl Etcd {
 
     /// Sends a JSON request to a member: `path` is relative to `/v3/`.
     pub fn post(&self, at: usize, path: &str, body: &str) -> Option<String> {
+        self.post_as(at, "", path, body)
+    }
+
+    /// The same with the token of a login.
+    pub fn post_as(&self, at: usize, token: &str, path: &str, body: &str) -> Option<String> {
+        let head = if token.is_empty() { String::new() } else { format!("Authorization: {token}\r\n") };
         let length = body.len();
-        self.http(at, &format!("POST /v3/{path} HTTP/1.0\r\nContent-Length: {length}\r\n\r\n{body}"))
+        self.http(at, &format!("POST /v3/{path} HTTP/1.0\r\n{head}Content-Length: {length}\r\n\r\n{body}"))
     }
 
     fn http(&self, at: usize, request: &str) -> Option<String> {

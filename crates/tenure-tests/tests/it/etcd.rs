@@ -568,6 +568,35 @@ fn what_is_wrong_with_a_server_is_said_in_one_line() {
     }
 }
 
+/// A signed token names the state of the users that it was made in.
+#[test]
+fn a_token_from_before_a_change_of_users_is_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let keys = [include_str!("mysql/login_key.pem"), include_str!("mysql/login_key.pub.pem")];
+    let files = ["private.pem", "public.pem"].map(|name| folder.path().join(name));
+    keys.iter().zip(&files).for_each(|(key, file)| fs::write(file, key).expect("a file"));
+    let etcd = Etcd::with_signed_tokens(&files[0], &files[1]);
+    let post = |token: &str, path: &str, body: &str| {
+        let said = etcd.post_as(0, token, path, body).expect("an answer");
+        assert!(!said.contains("error"), "{said}");
+        said
+    };
+    post("", "auth/user/add", r#"{"name":"root","password":"secret"}"#);
+    post("", "auth/role/add", r#"{"name":"root"}"#);
+    post("", "auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    post("", "auth/enable", "{}");
+    let said = post("", "auth/authenticate", r#"{"name":"root","password":"secret"}"#);
+    let token = said.split("\"token\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("a token");
+
+    let url = etcd.url().replace("etcd://", "etcd://root:secret@");
+    let locks = with(&url, Options::new().op_timeout(Duration::from_secs(10)));
+    let guard = block_on(locks.mutex("held").expect("a name").lock()).expect("a free lock");
+    post(token, "auth/user/add", r#"{"name":"other","password":"word"}"#);
+    block_on(guard.verify()).expect("it is held");
+    block_on(guard.release()).expect("a release");
+    drop(block_on(locks.mutex("next").expect("a name").lock()).expect("a free lock"));
+}
+
 #[test]
 fn a_login_where_there_are_no_users_is_said() {
     let etcd = Etcd::start();

@@ -304,3 +304,32 @@ fn who_has_waited_leaves_no_file_behind() {
         assert_eq!(files(dir.path(), "wake-"), Vec::<PathBuf>::new(), "in turn {turn}");
     }
 }
+
+/// The requests of busy tasks never end, and messages arrive between them.
+#[test]
+fn a_busy_process_hears_of_its_turn() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let url = format!("file:{}", directory.path().display());
+    let [ours, theirs] = [(); 2].map(|()| Locks::open(&url).expect("a store"));
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let held = block_on(theirs.fair_mutex("x").expect("a name").lock()).expect("a free lock");
+    runtime.block_on(async {
+        let waiter = ours.fair_mutex("x").expect("a name");
+        let waiter = tokio::spawn(async move { waiter.lock().await });
+        for task in 0..200 {
+            let mutex = ours.mutex(format!("own{task}")).expect("a name");
+            tokio::spawn(async move {
+                while let Ok(guard) = mutex.lock().await {
+                    let _ = guard.release().await;
+                }
+            });
+        }
+        tokio::time::sleep(SECOND).await;
+        let released = Instant::now();
+        held.release().await.expect("a release");
+        let granted = waiter.await.expect("no panic").expect("its turn");
+        let took = released.elapsed();
+        drop(granted);
+        assert!(took < SECOND, "it heard of its turn after {took:?}");
+    });
+}
