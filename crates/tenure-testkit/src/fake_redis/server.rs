@@ -253,6 +253,8 @@ impl Server {
                 }
                 format!(":{}\r\n", u8::from(is_it)).into_bytes()
             }
+            // A script without keys is none of a store.
+            ["EVALSHA", _, "0", ..] => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {
                 self.knows_script = true;
