@@ -33,8 +33,8 @@ const SETTINGS: &str =
     "SET NAMES utf8mb4, autocommit = 1, sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION',
     sql_select_limit = 18446744073709551615, sql_big_selects = 1, sql_safe_updates = 0, completion_type = 0,
     wait_timeout = 28800";
-/// Around a transaction, whose rows the server would otherwise keep for a client that is stopped in the middle of
-/// it. MariaDB has a setting for that.
+/// Sent around a transaction of several changes, whose rows the server would otherwise keep locked for hours if the
+/// client stops in the middle. MariaDB has a setting for that.
 const WAITS_BRIEFLY: &str = "SET wait_timeout = 5";
 const WAITS: &str = "SET wait_timeout = 28800";
 const ISOLATION: &str = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
@@ -124,7 +124,7 @@ impl MysqlConnector {
             }
             .boxed(),
         );
-        let around = if is_mariadb { [None; 2] } else { [Some(WAITS_BRIEFLY), Some(WAITS)] };
+        let around = (!is_mariadb).then_some([WAITS_BRIEFLY, WAITS]);
         let rows = Locked::default();
         let session = Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, around, rows });
         let (_, messages) = mpsc::unbounded_channel();

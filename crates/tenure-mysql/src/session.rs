@@ -37,8 +37,8 @@ pub(super) struct MysqlSession {
     pub(super) longest: usize,
     /// Whether a row that another transaction has ends the transaction that meets it.
     pub(super) rolls_back: bool,
-    /// Statements before and after a transaction.
-    pub(super) around: [Option<&'static str>; 2],
+    /// Statements before and after a transaction of several changes, if any.
+    pub(super) around: Option<[&'static str; 2]>,
     /// Rows that exist, and whether another transaction had locked them at the last write. Those are probed
     /// first, because a server that waits for a row delays all statements behind this one.
     pub(super) rows: Locked<BTreeMap<String, bool>>,
@@ -100,21 +100,24 @@ impl MysqlSession {
         let (names, mut all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
         let is_many = all.len() > 1;
         if is_many {
-            let [before, after] = self.around;
-            let text = |sql: &str| sql.to_owned();
-            all.splice(0..0, before.into_iter().chain(["BEGIN"]).map(text));
-            all.extend(["COMMIT"].into_iter().chain(after).map(text));
+            all.insert(0, "BEGIN".to_owned());
+            all.push("COMMIT".to_owned());
+            if let Some([before, after]) = self.around {
+                all.insert(0, before.to_owned());
+                all.push(after.to_owned());
+            }
         }
         let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
         if is_many {
             // An error of the statements around it says nothing about the transaction.
-            let [before, after] = self.around.map(|sql| usize::from(sql.is_some()));
-            replies.truncate(replies.len().saturating_sub(after));
-            let commit = replies.pop();
-            let begin = replies.drain(..(before + 1).min(replies.len())).next_back();
-            for reply in [begin, commit].into_iter().flatten() {
-                reply.map_err(|error| failed(error, true))?;
+            if self.around.is_some() {
+                drop((replies.remove(0), replies.pop()));
             }
+            replies.remove(0).map_err(|error| failed(error, true))?;
+            replies
+                .pop()
+                .unwrap_or_else(|| Ok(StatementReply::default()))
+                .map_err(|error| failed(error, true))?;
         }
         let (mut outcome, mut is_open, mut rows) = (ChangeOutcome::default(), is_many, self.rows.lock());
         if rows.len() >= REMEMBERED {

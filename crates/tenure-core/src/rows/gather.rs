@@ -3,8 +3,8 @@
 //! One statement of each sort is in flight, so that a server that waits for its disk commits many requests at
 //! once, and the next ones gather meanwhile. A request that meets no statement of its sort leaves at once.
 //!
-//! The statement after one of several requests waits for a moment, so that those whom that one has served can take
-//! part: otherwise their releases would queue behind the next commit, and the first one to return would leave alone.
+//! After a statement of several requests, the next one waits for a moment, so that the tasks it has served can join.
+//! Otherwise their releases would queue behind the next commit, and the first task to return would leave alone.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,8 +16,8 @@ use crate::moment::Moment;
 
 /// Maximum locks per statement.
 pub(super) const LOCKS: usize = 500;
-/// After a statement of several requests, the share of its time that the next one waits, for whoever returns and
-/// after the first has returned, and the most.
+/// The wait after a statement of several requests, and again after the first request that follows it: this part of
+/// the time that the statement took, at most `PAUSE`.
 const SHARE: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -50,20 +50,26 @@ impl StatementSort {
 /// What gathers for the next statements.
 #[derive(Default)]
 pub(super) struct Gathered {
-    in_flight: [usize; SORTS],
-    /// When the statement in flight was sent.
-    sent_at: [Moment; SORTS],
-    /// How long the next one waits for others.
-    pause: [Duration; SORTS],
-    /// When the next one may be sent.
-    free_at: [Moment; SORTS],
-    /// Nobody has returned since the last one.
-    expects: [bool; SORTS],
-    /// Locks whose next requests wait for a statement in flight.
-    names: [VecDeque<String>; SORTS],
-    /// Changes for the next writes: those that need no disk, and the others.
-    writes: [VecDeque<(LockKey, RowChange)>; 2],
+    sorts: [GatheredSort; SORTS],
     pub(super) halves: Vec<RowBatch>,
+}
+
+/// What gathers for the next statement of one sort.
+#[derive(Default)]
+struct GatheredSort {
+    in_flight: usize,
+    /// When the statement in flight was sent.
+    sent_at: Moment,
+    /// How long the next one waits for others.
+    pause: Duration,
+    /// When the next one may be sent.
+    free_at: Moment,
+    /// No request has come since the last one.
+    expects: bool,
+    /// Locks whose next requests wait.
+    names: VecDeque<String>,
+    /// Changes for the next write.
+    writes: VecDeque<(LockKey, RowChange)>,
 }
 
 pub(super) enum RowBatch {
@@ -84,74 +90,82 @@ impl RowBatch {
     }
 }
 
+impl GatheredSort {
+    fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.writes.is_empty()
+    }
+
+    /// Whether a request has to wait for the next statement.
+    fn waits(&mut self, now: Moment) -> bool {
+        if mem::take(&mut self.expects) && now >= self.free_at {
+            self.free_at = now + self.pause;
+        }
+        self.in_flight > 0 || now < self.free_at
+    }
+}
+
 impl Gathered {
+    fn of(&mut self, sort: StatementSort) -> &mut GatheredSort {
+        &mut self.sorts[sort.index()]
+    }
+
     pub(super) fn sent(&mut self, sort: StatementSort, now: Moment) {
-        self.in_flight[sort.index()] += 1;
-        self.sent_at[sort.index()] = now;
+        let sort = self.of(sort);
+        sort.in_flight += 1;
+        sort.sent_at = now;
     }
 
     /// A statement about so many locks was answered.
     pub(super) fn done(&mut self, sort: StatementSort, locks: usize, now: Moment) {
-        let at = sort.index();
-        self.in_flight[at] -= 1;
-        self.expects[at] = locks > 1 && !self.has_gathered(at);
-        let share = now.since(self.sent_at[at]) / SHARE;
-        self.pause[at] = if locks > 1 { share.min(PAUSE) } else { Duration::ZERO };
-        self.free_at[at] = now + self.pause[at];
+        let sort = self.of(sort);
+        sort.in_flight -= 1;
+        sort.expects = locks > 1 && sort.is_empty();
+        let share = (now.since(sort.sent_at) / SHARE).min(PAUSE);
+        sort.pause = if locks > 1 { share } else { Duration::ZERO };
+        sort.free_at = now + sort.pause;
     }
 
     /// Whether a request has to wait for the next statement.
     pub(super) fn waits(&mut self, sort: StatementSort, now: Moment) -> bool {
-        let at = sort.index();
-        if mem::take(&mut self.expects[at]) && now >= self.free_at[at] {
-            self.free_at[at] = now + self.pause[at];
-        }
-        self.in_flight[at] > 0 || now < self.free_at[at]
-    }
-
-    fn has_gathered(&self, at: usize) -> bool {
-        let writes = at.checked_sub(4).is_some_and(|durable| !self.writes[durable].is_empty());
-        writes || !self.names[at].is_empty()
+        self.of(sort).waits(now)
     }
 
     /// When something that has gathered may be sent.
     pub(super) fn next_free(&self) -> Moment {
-        let waits = |at: &usize| self.in_flight[*at] == 0 && self.has_gathered(*at);
-        (0..SORTS).filter(waits).map(|at| self.free_at[at]).min().unwrap_or(Moment(u64::MAX))
+        let waiting = self.sorts.iter().filter(|sort| sort.in_flight == 0 && !sort.is_empty());
+        waiting.map(|sort| sort.free_at).min().unwrap_or(Moment(u64::MAX))
     }
 
     pub(super) fn wait(&mut self, sort: StatementSort, name: String) {
-        self.names[sort.index()].push_back(name);
+        self.of(sort).names.push_back(name);
     }
 
     /// The locks that need no longer wait, those first that have waited for longest.
     pub(super) fn names(&mut self, now: Moment) -> Vec<String> {
-        let states =
-            self.in_flight.iter().zip(self.free_at).map(|(count, free_at)| *count == 0 && free_at <= now);
-        let free = self.names.iter_mut().zip(states).filter(|(_, is_free)| *is_free);
-        free.flat_map(|(names, _)| names.drain(..names.len().min(LOCKS))).collect()
+        let free = self.sorts.iter_mut().filter(|sort| sort.in_flight == 0 && sort.free_at <= now);
+        free.flat_map(|sort| sort.names.drain(..sort.names.len().min(LOCKS))).collect()
     }
 
     pub(super) fn write(&mut self, key: LockKey, change: RowChange) {
-        self.writes[usize::from(change.durable)].push_back((key, change));
+        let sort = StatementSort::Write { durable: change.durable };
+        self.of(sort).writes.push_back((key, change));
     }
 
-    /// The next write, unless one is in flight.
+    /// The next write, unless it has to wait.
     pub(super) fn writes(&mut self, durable: bool, now: Moment) -> Option<RowBatch> {
-        let count = self.writes[usize::from(durable)].len().min(LOCKS);
-        if count == 0 || self.waits(StatementSort::Write { durable }, now) {
-            return None;
-        }
-        Some(RowBatch::Write(self.writes[usize::from(durable)].drain(..count).collect()))
+        let sort = self.of(StatementSort::Write { durable });
+        let count = sort.writes.len().min(LOCKS);
+        (count > 0 && !sort.waits(now)).then(|| RowBatch::Write(sort.writes.drain(..count).collect()))
     }
 
     /// Forgets everything, because the connection has ended. Returns the locks whose changes were not sent.
     pub(super) fn clear(&mut self) -> Vec<LockKey> {
-        let Self { writes, halves, .. } = mem::take(self);
+        let Self { sorts, halves } = mem::take(self);
+        let writes = sorts.into_iter().flat_map(|sort| sort.writes);
         let halves = halves.into_iter().flat_map(|half| match half {
             RowBatch::Change(_, changes) => changes.into_iter().map(|change| change.key).collect(),
             RowBatch::Write(changes) => changes.into_iter().map(|(key, _)| key).collect::<Vec<_>>(),
         });
-        writes.into_iter().flatten().map(|(key, _)| key).chain(halves).collect()
+        writes.map(|(key, _)| key).chain(halves).collect()
     }
 }

@@ -136,7 +136,8 @@ impl Supervisor {
         while !self.state().closed {
             let connected = {
                 let connecting = pin!(self.connector.connect(None, before.as_ref()));
-                match select(connecting, pin!(self.is_over())).await {
+                let closed = wait_for(&self.changed, || self.state().closed.then_some(()));
+                match select(connecting, pin!(closed)).await {
                     Either::Left((connected, _)) => connected,
                     Either::Right(_) => return,
                 }
@@ -165,17 +166,6 @@ impl Supervisor {
             if let Some(until) = supervision.retry_at() {
                 runtime.sleep_until(until).await;
             }
-        }
-    }
-
-    /// Completes when the supervisor is closed.
-    async fn is_over(&self) {
-        loop {
-            let changed = self.changed.notified();
-            if self.state().closed {
-                return;
-            }
-            changed.await;
         }
     }
 
