@@ -79,11 +79,10 @@ impl Run {
             }
             // In `crowd`, another program holds the lock.
             "wait" | "crowd" => {
-                let holder = side.of_task().await;
-                let _held = match self.action.as_str() {
-                    "wait" => Some(holder.lock(&key(0, 0)).await),
-                    _ => None,
-                };
+                let mut _held = None;
+                if self.action == "wait" {
+                    _held = Some(side.of_task().await.lock(&key(0, 0)).await);
+                }
                 for _ in 0..self.tasks {
                     let side = side.of_task().await;
                     tokio::spawn(async move {

@@ -29,7 +29,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let grace = work::grace(&args.job, args.ttl);
     if grace.is_zero() {
         let what =
-            "--grace must be longer than 0s for an election: a leader ends within it, before another leads";
+            "--grace must be longer than 0s for an election: CMD ends within it, before another host leads";
         return Err(Failure::new(USAGE, what));
     }
     store::must_be_named(&args.store, "an election")?;

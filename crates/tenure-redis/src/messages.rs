@@ -23,6 +23,7 @@ use tenure_core::events::event;
 use tenure_core::moment::Moment;
 use tenure_core::net::{Supervision, by};
 use tenure_core::protocol::{Listening, LockSpec, Notification, parse_value};
+use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, Incarnation, Listener, Publisher, Signals, Station};
 use tenure_core::sync::{Locked, wait_for};
 
@@ -457,9 +458,9 @@ impl Todo {
     }
 }
 
-/// `None` if the server is silent. It may take its time for many channels.
+/// Carries it out for as long as the server answers; `None` once it is silent.
 async fn carried_out<'a>(
-    runtime: &dyn tenure_core::runtime::Runtime,
+    runtime: &dyn Runtime,
     todo: &'a Todo,
     multiplexer: &Multiplexer,
 ) -> Option<Result<Vec<(&'a str, Value)>, Failure>> {

@@ -235,6 +235,15 @@ impl Running {
         self.wait_for(LIMIT)
     }
 
+    /// Waits until the command has ended: this process has no child.
+    #[track_caller]
+    pub(crate) fn command_has_ended(&self) {
+        let children = format!("/proc/{0}/task/{0}/children", self.pid().as_raw_nonzero());
+        self.eventually("the command has ended", || {
+            fs::read_to_string(&children).expect("its children").trim().is_empty()
+        });
+    }
+
     pub(crate) fn wait_for(mut self, limit: Duration) -> Outcome {
         let end = now() + limit;
         loop {

@@ -50,10 +50,7 @@ fn a_signal_ends_the_least_hold_and_the_lock_is_released() {
     let running = env.start(command);
     running.eventually("the command has run", || env.path("done").exists());
     // For a moment it may still be a process that would get the signal.
-    running.eventually("the command has ended", || {
-        let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
-        fs::read_to_string(children).unwrap().trim().is_empty()
-    });
+    running.command_has_ended();
     running.signal(Signal::TERM);
     running.wait().exits_with(3).says_nothing();
     env.tenure_run(["-n", "x", "true"]).exits_with(0);
@@ -83,10 +80,7 @@ fn a_lock_that_is_lost_after_the_command_leaves_its_exit_status() {
     let options = ["--ttl", "900ms", "--min-hold", "1h", "x", "-c", "touch done; exit 3"];
     let running = env.start(env.tenure_run_command(options));
     running.eventually("the command has run", || env.path("done").exists());
-    running.eventually("the command has ended", || {
-        let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
-        fs::read_to_string(children).unwrap().trim().is_empty()
-    });
+    running.command_has_ended();
     force(&env);
     running.wait().exits_with(3).says("had ended before");
 }

@@ -460,10 +460,7 @@ fn a_signal_ends_a_scheduler_while_it_waits_for_the_store() {
     env.pid("up");
     server.kill();
     env.end();
-    running.eventually("the command has ended", || {
-        let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
-        fs::read_to_string(children).unwrap().trim().is_empty()
-    });
+    running.command_has_ended();
     running.signal(Signal::TERM);
     running.wait_for(SOON).exits_with(0).says("a signal to end came before the store's answer");
 }

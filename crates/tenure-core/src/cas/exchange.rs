@@ -77,8 +77,8 @@ impl CasClient {
         Ok(())
     }
 
-    /// Makes the renewals of holds that were ended by force read the lock. Goes on if the caller leaves: until
-    /// then they succeed.
+    /// Makes the renewals of holds that were ended by force read the lock. Those renewals succeed until then, so
+    /// this goes on until the store answers, even if the caller leaves.
     async fn tell_ended(self: &Arc<Self>, handles: Vec<Handle>) {
         const PAUSE: Duration = Duration::from_millis(200);
         if handles.is_empty() {

@@ -45,7 +45,8 @@ use tenure_core::sync::Locked;
 const FREQUENT: u32 = 8;
 /// Maximum silence of the callers' connection while the store's own is answered.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a server that has paused writes may take to answer, which is not waited for.
+/// Deadline of the probe of the store's connection. Longer than any pause of writes, because a missed deadline would
+/// end the connection; nothing waits for it.
 const PAUSE: Duration = Duration::from_secs(60);
 /// How often the store's thread checks the callers' connection while it is in use.
 const LOOK: Duration = Duration::from_millis(25);
@@ -423,7 +424,7 @@ impl CallersLine {
                 continue;
             }
             let Some(our_line) = ours.open_line() else { continue };
-            // No script has this hash. A server that has paused writes answers PING, but not this.
+            // A server that has paused writes answers PING, but no EVALSHA, not even of a script that it lacks.
             let asks = command(&["EVALSHA", NO_SCRIPT, "0"]);
             let answer = by(&*runtime, asked + PATIENCE, our_line.ask(&asks, asked + PAUSE)).await;
             if matches!(answer, Some(Ok(_)))

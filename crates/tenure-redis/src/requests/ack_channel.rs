@@ -323,7 +323,7 @@ async fn can_wait(pipeline: &Pipeline, pending: &Unconfirmed, until: Moment) -> 
     let needed = join(pipeline.ask(&mark, until), pipeline.ask(&wait, until));
     let ((mark, wait), role) = join(needed, pipeline.ask(&role, until)).await;
     let role = role?;
-    // It refuses WAIT, too.
+    // Before the reply to WAIT, which a replica refuses like a command that the user may not run.
     if let Value::Array(role) = &role
         && role.first().and_then(bytes) == Some(b"slave")
     {

@@ -253,7 +253,7 @@ impl Server {
                 }
                 format!(":{}\r\n", u8::from(is_it)).into_bytes()
             }
-            // A script without keys is none of a store.
+            // All scripts of the store have keys.
             ["EVALSHA", _, "0", ..] => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA", ..] if !self.knows_script => b"-NOSCRIPT No matching script.\r\n".to_vec(),
             ["EVALSHA" | "EVAL", _, keys, rest @ ..] => {

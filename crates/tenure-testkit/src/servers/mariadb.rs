@@ -17,7 +17,8 @@ use super::port::Port;
 use super::process::{Process, give_to_nobody, program, run_as_nobody};
 use super::{directory, eventually, sweep_dirs_at_exit};
 
-/// A `mariadbd`, or `mysqld`, without fsync unless it has a [`Disk`]. Dropping it ends the server and removes its directory.
+/// A `mariadbd`, or `mysqld`, without fsync unless it has a [`Disk`]. Dropping it ends the server and removes its
+/// directory.
 #[derive(Debug)]
 pub struct MariaDb {
     /// Declared first, so that the process ends before its directory is removed.
@@ -105,18 +106,12 @@ impl MariaDb {
 
     /// Like `start`, with further settings, as `--name=value`.
     pub fn start_with(settings: &[&str]) -> Self {
-        let mut server = Self::installed(settings.iter().map(|setting| (*setting).to_owned()).collect());
-        server.restart();
-        server.run("CREATE DATABASE IF NOT EXISTS app");
-        server
+        Self::installed(settings.iter().map(|setting| (*setting).to_owned()).collect()).started()
     }
 
     /// Like `start`, with the durability of this disk.
     pub fn start_on(disk: Disk) -> Self {
-        let mut server = Self { disk, ..Self::installed(Vec::new()) };
-        server.restart();
-        server.run("CREATE DATABASE IF NOT EXISTS app");
-        server
+        Self { disk, ..Self::installed(Vec::new()) }.started()
     }
 
     /// Like `start`, with TLS and this certificate on its port.
@@ -129,9 +124,7 @@ impl MariaDb {
             server.settings.push(format!("--ssl-{name}={}", path(&to)));
         }
         server.settings.extend(MYSQL.is_some().then(|| MYSQL_TLS.to_owned()));
-        server.restart();
-        server.run("CREATE DATABASE IF NOT EXISTS app");
-        server
+        server.started()
     }
 
     /// MySQL with the certificate that it makes for itself.
@@ -143,6 +136,12 @@ impl MariaDb {
         let dir = place();
         copy_empty(dir.path());
         Self { process: None, dir, port: Port::claim(), settings, disk: Disk::Unused }
+    }
+
+    fn started(mut self) -> Self {
+        self.restart();
+        self.run("CREATE DATABASE IF NOT EXISTS app");
+        self
     }
 
     /// Restarts the server after a crash, with its data.

@@ -40,16 +40,18 @@ impl Postgres {
     /// # Panics
     /// Like each function here: if the server cannot be started, with its log in the message.
     pub fn start() -> Self {
-        let (programs, dir) = (programs(), place());
-        make(&programs, dir.path());
-        Self::launched(programs, dir, None)
+        Self::made(None, Disk::Unused)
     }
 
     /// Like `start`, with the durability of this disk, and an additional loopback port.
     pub fn start_on(disk: Disk) -> Self {
+        Self::made(Some(Port::claim()), disk)
+    }
+
+    fn made(port: Option<Port>, disk: Disk) -> Self {
         let (programs, dir) = (programs(), place());
         make(&programs, dir.path());
-        Self::launched_on(programs, dir, Some(Port::claim()), disk)
+        Self::launched_on(programs, dir, port, disk)
     }
 
     /// Like `start`, with an additional loopback port that requires TLS and shows this certificate. The role

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tenure::internals::protocol::LockSpec;
+use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
 use tenure::{Locks, Options};
 
 pub(crate) const fn ms(ms: u64) -> Duration {
@@ -22,4 +24,11 @@ pub(crate) fn locks(url: &str, ttl: Duration) -> Locks {
 pub(crate) fn said(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |error| error.source());
     causes.fold(error.to_string(), |all, cause| format!("{all}: {cause}"))
+}
+
+/// A change of a mutex on an SQL database.
+pub(crate) fn change_of(verb: SoleVerb, name: &str) -> SoleChange {
+    let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
+    let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
+    SoleChange { verb, key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
 }

@@ -10,7 +10,8 @@ use tenure::internals::store::mysql::server;
 use tenure::internals::store::rows::SoleVerb;
 
 use super::login::{OK, greet, receive, send};
-use super::rows::{change, change_of};
+use super::rows::change;
+use crate::common::change_of;
 use crate::postgres::on;
 use crate::redis_hostile::{alone, memory};
 

@@ -7,15 +7,15 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use sqlx::{Connection, MySqlConnection};
 use tenure::internals::Driver;
-use tenure::internals::protocol::LockSpec;
 use tenure::internals::store::mysql::server;
 use tenure::internals::store::rows::{
-    LockKey, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
+    ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
 };
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::MariaDb;
 
 use super::{SERVER, database, locks};
+use crate::common::change_of;
 use crate::postgres::on;
 
 /// The number of statements of this kind that a server has run.
@@ -96,12 +96,6 @@ pub(super) async fn change(
     name: &str,
 ) -> Result<Option<i64>, StatementError> {
     Ok(session.change(&[change_of(verb, name)]).await?.tokens.into_values().next())
-}
-
-pub(super) fn change_of(verb: SoleVerb, name: &str) -> SoleChange {
-    let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
-    let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
-    SoleChange { verb, key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
 }
 
 /// A Unix socket holds few small replies, and a server that cannot write reads no more.

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tenure::internals::Driver;
-use tenure::internals::protocol::LockSpec;
 use tenure::internals::store::Failure;
 use tenure::internals::store::postgres::server;
-use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
+use tenure::internals::store::rows::SoleVerb;
 use tenure::{Locks, Options};
 use tenure_testkit::servers::{PgBouncer, Postgres};
 
 use super::{SERVER, locks, on, said, schema};
+use crate::common::change_of;
 
 #[test]
 fn all_kinds_work_behind_a_pooler_that_is_told() {
@@ -65,20 +65,8 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         let driver = Driver::start().expect("a thread");
         let server = server(&pooler.url("lost"), Arc::clone(&driver) as _).expect("a URL");
         let connection = server.connect(None).await.expect("a connection");
-        let (key, owner) = (LockKey { name: "x".into(), whole: None }, format!("me@host:1/{:032x}", 1));
-        let change = SoleChange {
-            verb: SoleVerb::Acquire,
-            key,
-            spec: LockSpec::Mutex,
-            owner: owner.parse().expect("an owner"),
-            hold: 1,
-            ttl_ms: 60_000,
-            before: None,
-            message: String::new(),
-        };
         postgres.run("ALTER TABLE lost.tenure_lock ADD CHECK (pg_sleep(60) IS NOT NULL) NOT VALID");
-        let changes =
-            [change.clone(), SoleChange { key: LockKey { name: "y".into(), whole: None }, ..change }];
+        let changes = ["x", "y"].map(|name| change_of(SoleVerb::Acquire, name));
         let changed = connection.session.change(&changes);
         let sleeps = async {
             while postgres.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" {
