@@ -206,6 +206,8 @@ bugs! {
     RowsBatchLossRefused,
     /// A write that grants a lock need not reach the disk.
     RowsGrantNotDurable,
+    /// A statement of a batch makes rows in any order.
+    RowsOutOfOrder,
     /// A renewal that changes nothing is answered from memory.
     TxnMemoryAnswers,
     /// Only the first waiter is told when to ask.

@@ -125,8 +125,8 @@ impl MysqlConnector {
             .boxed(),
         );
         let around = (!is_mariadb).then_some([WAITS_BRIEFLY, WAITS]);
-        let rows = Locked::default();
-        let session = Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, around, rows });
+        let (rows, batch) = (Locked::default(), AtomicU64::new(self.runtime.random() >> 2));
+        let session = Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, around, rows, batch });
         let (_, messages) = mpsc::unbounded_channel();
         Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
     }

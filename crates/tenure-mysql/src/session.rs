@@ -18,7 +18,7 @@ use tenure_core::store::Failure;
 use tenure_core::sync::Locked;
 
 /// Maximum rows that are remembered.
-const REMEMBERED: usize = 1_000;
+const REMEMBERED: usize = 10_000;
 
 /// Statements for the connection's task, and the sender of their replies.
 pub(super) type StatementJob = (Vec<String>, oneshot::Sender<io::Result<StatementReplies>>);
@@ -42,6 +42,8 @@ pub(super) struct MysqlSession {
     /// Rows that exist, and whether another transaction had locked them at the last write. Those are probed
     /// first, because a server that waits for a row delays all statements behind this one.
     pub(super) rows: Locked<BTreeMap<String, bool>>,
+    /// The number of the next batch, which no other connection uses.
+    pub(super) batch: AtomicU64,
 }
 
 impl MysqlSession {
@@ -90,6 +92,76 @@ impl MysqlSession {
         Ok(locked)
     }
 
+    /// Changes rows by one statement, in the order of their names. Rows that another transaction has are left as they
+    /// are.
+    async fn change_together(&self, changes: &[SoleChange]) -> Result<ChangeOutcome, StatementError> {
+        let mut changes: Vec<&SoleChange> = changes.iter().collect();
+        changes.sort_unstable_by_key(|change| &change.key.name);
+        // Again where another transaction has one of the rows, without those that are locked then.
+        for _ in 0..2 {
+            let names: Vec<&str> = changes.iter().map(|change| &*change.key.name).collect();
+            let locked = self.locked(&names).await?;
+            changes.retain(|change| !locked.contains(&change.key.name));
+            if changes.is_empty() {
+                break;
+            }
+            let all = statements::change_all(&changes, self.batch.fetch_add(1, Ordering::Relaxed));
+            let mut replies = self.transaction(all.into()).await?.into_iter();
+            match replies.next().unwrap_or_else(|| Ok(StatementReply::default())) {
+                Err(WireError::Server(error)) if error.is_contended() => {
+                    self.remember(changes.iter().map(|change| (&*change.key.name, Some(true))));
+                    continue;
+                }
+                changed => drop(changed.map_err(|error| failed(error, true))?),
+            }
+            let changed = replies.next().unwrap_or_else(|| Ok(StatementReply::default()));
+            // Without this answer, they may have changed.
+            let changed = changed.map_err(|error| StatementError {
+                ends_connection: error.ends_connection(),
+                failure: Failure::Unknown(Failure::cause(error.failure(true).to_string())),
+            })?;
+            let token = |row| (RowFields(row).text(0), RowFields(row).number(1).unwrap_or(0));
+            let tokens: BTreeMap<String, i64> = changed.rows.iter().map(token).collect();
+            let known = |name| tokens.contains_key(name).then_some(false);
+            self.remember(changes.iter().map(|change| (&*change.key.name, known(&change.key.name))));
+            return Ok(ChangeOutcome { tokens, ..ChangeOutcome::default() });
+        }
+        Ok(ChangeOutcome::default())
+    }
+
+    /// Remembers that rows exist, and whether another transaction has them, or forgets them.
+    fn remember<'a>(&self, known: impl Iterator<Item = (&'a str, Option<bool>)>) {
+        let mut rows = self.rows.lock();
+        for (name, known) in known {
+            if rows.len() >= REMEMBERED {
+                rows.clear();
+            }
+            match known {
+                Some(is_contended) => drop(rows.insert(name.to_owned(), is_contended)),
+                None => drop(rows.remove(name)),
+            }
+        }
+    }
+
+    /// The replies to the statements of a transaction.
+    async fn transaction(&self, mut all: Vec<String>) -> Result<StatementReplies, StatementError> {
+        all.insert(0, "BEGIN".to_owned());
+        all.push("COMMIT".to_owned());
+        if let Some([before, after]) = self.around {
+            all.insert(0, before.to_owned());
+            all.push(after.to_owned());
+        }
+        let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
+        // An error of the statements around it says nothing about the transaction.
+        if self.around.is_some() {
+            drop((replies.remove(0), replies.pop()));
+        }
+        replies.remove(0).map_err(|error| failed(error, true))?;
+        let committed = replies.pop().unwrap_or_else(|| Ok(StatementReply::default()));
+        committed.map_err(|error| failed(error, true))?;
+        Ok(replies)
+    }
+
     /// Changes rows in one transaction, in the order of their names. Rows that are not as expected, or that
     /// another transaction has, are left as they are. A token is the value of `LAST_INSERT_ID`.
     async fn change_all(&self, mut changes: Vec<(&str, String)>) -> Result<ChangeOutcome, StatementError> {
@@ -97,32 +169,13 @@ impl MysqlSession {
         let names: Vec<&str> = changes.iter().map(|(name, _)| *name).collect();
         let locked = self.locked(&names).await?;
         changes.retain(|(name, _)| !locked.contains(*name));
-        let (names, mut all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
+        let (names, all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
         let is_many = all.len() > 1;
-        if is_many {
-            all.insert(0, "BEGIN".to_owned());
-            all.push("COMMIT".to_owned());
-            if let Some([before, after]) = self.around {
-                all.insert(0, before.to_owned());
-                all.push(after.to_owned());
-            }
-        }
-        let mut replies = self.run_all(all).await.map_err(|error| failed(error, true))?;
-        if is_many {
-            // An error of the statements around it says nothing about the transaction.
-            if self.around.is_some() {
-                drop((replies.remove(0), replies.pop()));
-            }
-            replies.remove(0).map_err(|error| failed(error, true))?;
-            replies
-                .pop()
-                .unwrap_or_else(|| Ok(StatementReply::default()))
-                .map_err(|error| failed(error, true))?;
-        }
-        let (mut outcome, mut is_open, mut rows) = (ChangeOutcome::default(), is_many, self.rows.lock());
-        if rows.len() >= REMEMBERED {
-            rows.clear();
-        }
+        let replies = match is_many {
+            true => self.transaction(all).await?,
+            false => self.run_all(all).await.map_err(|error| failed(error, true))?,
+        };
+        let (mut outcome, mut is_open) = (ChangeOutcome::default(), is_many);
         for (name, reply) in names.into_iter().zip(replies) {
             if let Err(WireError::Server(error)) = &reply
                 && error.ends_transaction(self.rolls_back)
@@ -144,10 +197,7 @@ impl MysqlSession {
                 }
                 Err(error) => return Err(failed(error, true)),
             };
-            match known {
-                Some(is_contended) => drop(rows.insert(name.to_owned(), is_contended)),
-                None => drop(rows.remove(name)),
-            }
+            self.remember([(name, known)].into_iter());
         }
         Ok(outcome)
     }
@@ -169,6 +219,9 @@ impl StatementSession for MysqlSession {
 
     fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
+            if changes.len() > 1 {
+                return self.change_together(changes).await;
+            }
             let sql = |change: &'a SoleChange| {
                 let name = &*change.key.name;
                 let is_known = change.before.is_some() || self.rows.lock().contains_key(name);

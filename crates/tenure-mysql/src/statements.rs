@@ -5,7 +5,7 @@
 use std::fmt::Write;
 
 use tenure_core::protocol::codec::{self, VERSION};
-use tenure_core::rows::{LockKey, RowChange, SoleChange, signed};
+use tenure_core::rows::{LockKey, RowChange, SoleChange, SoleVerb, signed};
 
 /// Creates the table.
 const TABLE: &str = include_str!("tables.sql");
@@ -53,6 +53,32 @@ const RENEW: &str = "
 UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), value = {value}, serial = serial + 1,
     fence = LAST_INSERT_ID(fence) WHERE {held}";
 
+/// Changes several rows by one statement, which is cheaper than one for each, and marks those that it changes with
+/// the number of the batch. `held` is the value that a row must have; without one, the lock must be free. `made` is its
+/// new value, `NULL` for a release. A row that a sweep deletes meanwhile comes back as a free one. The assignments see
+/// those before them.
+const CHANGE_ALL: &str = "
+INSERT INTO tenure_lock (name, whole, kind, value, ends, fence, serial, batch)
+SELECT name, whole, IF(held IS NULL, given.kind, NULL), IF(held IS NULL, {value made|token|us DIV 1000 + ttl}, NULL),
+    IF(held IS NULL, us DIV 1000 + ttl, 0), token, us, IF(held IS NULL, {batch}, 0)
+FROM ({given}) AS given
+    JOIN (SELECT us, GREATEST(us, COALESCE((SELECT fence + 1 FROM tenure_lock WHERE name = X''), 0)) AS token
+          FROM (SELECT {clock} AS us) AS clock) AS drawn
+WHERE held IS NULL OR EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = given.name)
+ON DUPLICATE KEY UPDATE
+    batch = IF(tenure_lock.version = '{version}' AND IF(held IS NULL, tenure_lock.value IS NULL,
+        tenure_lock.kind = given.kind AND tenure_lock.value = {value held|tenure_lock.fence|tenure_lock.ends}
+        AND tenure_lock.ends >= us DIV 1000), {batch}, tenure_lock.batch),
+    fence = IF(tenure_lock.batch = {batch} AND draws, GREATEST(tenure_lock.fence + 1, token), tenure_lock.fence),
+    ends = IF(tenure_lock.batch = {batch},
+        IF(made IS NULL, 0, GREATEST(IF(draws, 0, tenure_lock.ends), us DIV 1000 + ttl)), tenure_lock.ends),
+    kind = IF(tenure_lock.batch = {batch}, IF(made IS NULL, NULL, given.kind), tenure_lock.kind),
+    serial = IF(tenure_lock.batch = {batch}, tenure_lock.serial + 1, tenure_lock.serial),
+    value = IF(tenure_lock.batch = {batch}, {value made|tenure_lock.fence|tenure_lock.ends}, tenure_lock.value)";
+/// The rows that it has changed.
+const CHANGED: &str = "SELECT name, fence FROM tenure_lock WHERE name IN ({names}) AND batch = {batch}";
+const GIVEN: [&str; 7] = ["name", "whole", "kind", "held", "made", "ttl", "draws"];
+
 const PROBE: &str = "
 SELECT name FROM tenure_lock
 WHERE name = IF(EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = {name}), {name}, X'') FOR UPDATE SKIP LOCKED";
@@ -86,7 +112,7 @@ const OLD: &str = "fence < {clock} - {hour} AND ends < ({clock} - {hour}) DIV 10
     AND (record IS NULL OR record_ends < {clock} DIV 1000)";
 
 pub(super) fn acquire(change: &SoleChange) -> String {
-    let made = value(&change.value(), "token", &format!("us DIV 1000 + {}", change.ttl_ms));
+    let made = value(&hex(change.value()), "token", &format!("us DIV 1000 + {}", change.ttl_ms));
     filled(ACQUIRE, &[&sole(change)[..], &[("whole", whole(&change.key)), ("made", made)]].concat())
 }
 
@@ -109,6 +135,32 @@ pub(super) fn renew(change: &SoleChange) -> String {
     filled(RENEW, &sole(change))
 }
 
+/// Changes several rows by one statement, in this order, and asks which it has changed.
+pub(super) fn change_all(changes: &[&SoleChange], batch: u64) -> [String; 2] {
+    let given = |(at, change): (usize, &&SoleChange)| {
+        let draws = change.verb == SoleVerb::Acquire;
+        let values = [
+            hex(&change.key.name),
+            whole(&change.key),
+            hex(change.spec.kind().as_str()),
+            null((if draws { change.value_before() } else { Some(change.value()) }).map(hex)),
+            null((change.verb != SoleVerb::Release).then(|| hex(change.value()))),
+            change.ttl_ms.to_string(),
+            u8::from(draws).to_string(),
+        ];
+        let names = GIVEN.map(|name| if at == 0 { format!(" AS {name}") } else { String::new() });
+        let columns: Vec<_> = values.into_iter().zip(names).map(|(value, name)| value + &name).collect();
+        format!("SELECT {}", columns.join(", "))
+    };
+    let given: Vec<_> = changes.iter().enumerate().map(given).collect();
+    let names: Vec<_> = changes.iter().map(|change| hex(&change.key.name)).collect();
+    let batch = ("batch", batch.to_string());
+    [
+        filled(CHANGE_ALL, &[("given", given.join(" UNION ALL ")), batch.clone()]),
+        filled(CHANGED, &[("names", names.join(", ")), batch]),
+    ]
+}
+
 fn sole(change: &SoleChange) -> [(&'static str, String); 4] {
     [
         ("name", hex(&change.key.name)),
@@ -120,19 +172,13 @@ fn sole(change: &SoleChange) -> [(&'static str, String); 4] {
 
 /// A value with a single holder, from its text and the columns.
 fn current(text: &str) -> String {
-    value(text, "tenure_lock.fence", "tenure_lock.ends")
+    value(&hex(text), "tenure_lock.fence", "tenure_lock.ends")
 }
 
 /// The same, from the token and the end of the lease: see `codec::sole`.
 fn value(text: &str, token: &str, end: &str) -> String {
-    let parts = text.split_inclusive([codec::TOKEN, codec::END]).flat_map(|part| {
-        let (text, number) = match part.strip_suffix(codec::TOKEN) {
-            Some(text) => (text, Some(token)),
-            None => part.strip_suffix(codec::END).map_or((part, None), |text| (text, Some(end))),
-        };
-        [Some(hex(text)), number.map(str::to_owned)].into_iter().flatten()
-    });
-    format!("CONCAT({})", parts.collect::<Vec<_>>().join(", "))
+    let [token_mark, end_mark] = [codec::TOKEN, codec::END].map(|mark| hex(mark.to_string()));
+    format!("REPLACE(REPLACE({text}, {token_mark}, {token}), {end_mark}, {end})")
 }
 
 pub(super) fn read(names: &[String], with_records: bool) -> String {
@@ -267,7 +313,13 @@ fn fill(filled: &mut String, mut text: &str, parts: &[(&str, String)]) {
             "clock" => filled.push_str(CLOCK),
             "hour" => filled.push_str(HOUR_US),
             "version" => filled.push_str(VERSION),
-            _ => filled.push_str(&parts.iter().find(|(part, _)| *part == name).expect("a value").1),
+            _ => {
+                match name.strip_prefix("value ").map(|value| value.split('|').collect::<Vec<_>>()).as_deref()
+                {
+                    Some([text, token, end]) => filled.push_str(&value(text, token, end)),
+                    _ => filled.push_str(&parts.iter().find(|(part, _)| *part == name).expect("a value").1),
+                }
+            }
         }
         text = after;
     }

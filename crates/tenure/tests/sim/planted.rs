@@ -397,7 +397,7 @@ fn a_process_alone_leaves_few_turns_to_others() {
 }
 
 /// Bugs with a test of their own, and its file.
-const ELSEWHERE: [(Bug, &str); 14] = [
+const ELSEWHERE: [(Bug, &str); 15] = [
     (Bug::TxnMemoryAnswers, "tenure-core/src/txn.rs"),
     (Bug::TxnLapsedUnwritten, "tenure-core/src/txn.rs"),
     (Bug::PlaceKeptUnheard, "tenure-core/src/protocol/queue.rs"),
@@ -405,6 +405,7 @@ const ELSEWHERE: [(Bug, &str); 14] = [
     (Bug::LeaseOfBareForgotten, "tenure-testkit/tests/exhaustive/solo.rs"),
     (Bug::CasGoneRevived, "tenure-core/src/cas/leases.rs"),
     (Bug::CasNewOwnerUntold, "tenure-core/src/cas/watch.rs"),
+    (Bug::RowsOutOfOrder, "tenure-tests/tests/it/postgres/rows.rs"),
     (Bug::GivenUpForgotten, "tenure/tests/sim/callers.rs"),
     (Bug::EndTakenForUnsent, "tenure/tests/sim/redis_bytes.rs"),
     (Bug::SilenceUnnoticed, "tenure/tests/sim/redis_bytes.rs"),

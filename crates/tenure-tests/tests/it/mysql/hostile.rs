@@ -10,8 +10,7 @@ use tenure::internals::store::mysql::server;
 use tenure::internals::store::rows::SoleVerb;
 
 use super::login::{OK, greet, receive, send};
-use super::rows::change;
-use crate::common::change_of;
+use super::rows::{change, new_row};
 use crate::postgres::on;
 use crate::redis_hostile::{alone, memory};
 
@@ -104,7 +103,7 @@ fn about_itself() -> Vec<&'static [u8]> {
 
 /// MariaDB with innodb_snapshot_isolation, and any server whose table of row locks is full.
 #[test]
-fn an_error_that_undoes_a_transaction_takes_back_the_tokens_before_it() {
+fn an_error_that_undoes_a_transaction_takes_back_the_rows_before_it() {
     for code in [1020_u16, 1206, 1213] {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");
@@ -114,9 +113,8 @@ fn an_error_that_undoes_a_transaction_takes_back_the_tokens_before_it() {
             let url = format!("mysql://me@{address}/app");
             let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
             let connection = server.connect(None).await.expect("a connection");
-            let outcome =
-                connection.session.change(&["a", "b"].map(|name| change_of(SoleVerb::Acquire, name))).await;
-            assert!(outcome.expect("an answer").tokens.is_empty(), "{code}");
+            let outcome = connection.session.write(&["a", "b"].map(new_row)).await;
+            assert!(outcome.expect("an answer").written.is_empty(), "{code}");
         });
         driver.stop();
     }

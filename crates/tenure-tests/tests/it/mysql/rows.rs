@@ -8,8 +8,9 @@ use futures_util::future::{Either, select};
 use sqlx::{Connection, MySqlConnection};
 use tenure::internals::Driver;
 use tenure::internals::store::mysql::server;
+use tenure::internals::store::observe::Notes;
 use tenure::internals::store::rows::{
-    ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
+    LockKey, RowChange, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
 };
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::MariaDb;
@@ -98,6 +99,24 @@ pub(super) async fn change(
     Ok(session.change(&[change_of(verb, name)]).await?.tokens.into_values().next())
 }
 
+/// A row without a lock, to be written.
+pub(super) fn new_row(name: &str) -> (LockKey, RowChange) {
+    let change = RowChange {
+        serial: None,
+        ends_hold: false,
+        durable: true,
+        until_ms: i64::MAX as u64,
+        lock: None,
+        ends_ms: 0,
+        fence: 1,
+        record: None,
+        wake: String::new(),
+        sessions: Vec::new(),
+        notes: Notes::default(),
+    };
+    (change_of(SoleVerb::Acquire, name).key, change)
+}
+
 /// A Unix socket holds few small replies, and a server that cannot write reads no more.
 #[test]
 fn five_hundred_statements_go_through_a_socket() {
@@ -107,10 +126,33 @@ fn five_hundred_statements_go_through_a_socket() {
         let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
         let names = (0..500).map(|at| format!("{at:03}{}", "n".repeat(200)));
         let names: Vec<String> = names.collect();
-        for verb in [SoleVerb::Acquire, SoleVerb::Release, SoleVerb::Acquire] {
+        let rows: Vec<_> = names.iter().map(|name| new_row(name)).collect();
+        let written = tokio::time::timeout(Duration::from_secs(60), session.write(&rows)).await;
+        assert_eq!(written.expect("it is not stuck").expect("an answer").written.len(), 500);
+        for verb in [SoleVerb::Acquire, SoleVerb::Renew, SoleVerb::Release, SoleVerb::Acquire] {
             let changes: Vec<SoleChange> = names.iter().map(|name| change_of(verb, name)).collect();
             let changed = tokio::time::timeout(Duration::from_secs(60), session.change(&changes)).await;
             assert_eq!(changed.expect("it is not stuck").expect("an answer").tokens.len(), 500, "{verb:?}");
+        }
+    });
+}
+
+#[test]
+fn changes_of_many_rows_take_one_statement_and_one_commit() {
+    on(async {
+        let server = MariaDb::start();
+        let url = server.url_as("root", "app");
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let names: Vec<String> = (0..50).map(|at| format!("{at:03}")).collect();
+        for verb in [SoleVerb::Acquire, SoleVerb::Renew, SoleVerb::Release] {
+            let changes: Vec<SoleChange> = names.iter().map(|name| change_of(verb, name)).collect();
+            let count = || ["Com_insert_select", "Handler_commit"].map(|kind| statements(&server, kind));
+            let ([statement, commit], changed) = (count(), session.change(&changes).await);
+            assert_eq!(changed.expect("an answer").tokens.len(), names.len(), "{verb:?}");
+            let [statements, commits] = count();
+            assert_eq!(statements - statement, 1, "{verb:?}");
+            // Of the statement and of the question what it has changed.
+            assert!((1..=4).contains(&(commits - commit)), "{verb:?}: {} commits", commits - commit);
         }
     });
 }
@@ -124,11 +166,7 @@ fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
         let url = |address| format!("mysql://root@{address}/app");
         let (ServerConnection { session: stalled, over: _over, hangup: _hangup, .. }, _driver) =
             connect(&url(proxy.address())).await;
-        let changes = |verb| (0..500).map(|at| change_of(verb, &format!("{at:03}"))).collect::<Vec<_>>();
-        for verb in [SoleVerb::Acquire, SoleVerb::Release] {
-            stalled.change(&changes(verb)).await.expect("an answer");
-        }
-        let changes = changes(SoleVerb::Acquire);
+        let rows: Vec<_> = (0..500).map(|at| new_row(&format!("{at:03}"))).collect();
         let (ServerConnection { session, over: _other, hangup: _hung, .. }, _thread) =
             connect(&url(server.address())).await;
         proxy.set(Fault::Hold(Direction::ToClient));
@@ -144,7 +182,7 @@ fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
             }
         };
         let all = pin!(tokio::time::timeout(Duration::from_secs(30), next));
-        match select(stalled.change(&changes), all).await {
+        match select(stalled.write(&rows), all).await {
             Either::Right((next, _)) => next.expect("the row is free within 30 s"),
             Either::Left((changed, all)) => {
                 assert!(changed.is_err(), "its replies are held back");

@@ -1,9 +1,10 @@
 //! Locks behind PgBouncer in transaction mode.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, join_all, select};
 use tenure::internals::Driver;
 use tenure::internals::store::Failure;
 use tenure::internals::store::postgres::server;
@@ -81,5 +82,39 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         let error = changed.await.expect_err("the server is gone");
         assert!(matches!(error.failure, Failure::Unknown(_)) && error.ends_connection, "{error:?}");
         driver.stop();
+    });
+}
+
+/// A role or a database may have set so, and a pooler passes no other setting on.
+#[test]
+fn transactions_that_are_serializable_by_default_lock_as_others() {
+    on(async {
+        let postgres = Postgres::start();
+        postgres.run("ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'");
+        let pooler = PgBouncer::start(&postgres);
+        for url in [postgres.url("direct"), pooler.url("pooled")] {
+            let turn = AtomicU64::new(0);
+            let stores = [(); 2].map(|()| locks(&url, Duration::from_secs(15)));
+            let tasks = (0..16).map(|task| {
+                let mutex = stores[task % 2].mutex("x").expect("a name");
+                let own = stores[task % 2].fair_mutex(format!("own{task}")).expect("a name");
+                let turn = &turn;
+                async move {
+                    for _ in 0..5 {
+                        own.lock().await.expect("a guard").release().await.expect("a release");
+                        let guard = mutex.lock().await.expect("a guard");
+                        let before = turn.swap(guard.fence(), Ordering::SeqCst);
+                        assert!(before < guard.fence(), "token {} after {before}", guard.fence());
+                        tokio::task::yield_now().await;
+                        assert_eq!(turn.load(Ordering::SeqCst), guard.fence(), "nobody else holds");
+                        guard.release().await.expect("a release");
+                    }
+                }
+            });
+            let all = tokio::time::timeout(Duration::from_secs(60), join_all(tasks)).await;
+            assert_eq!(all.expect("they go on").len(), 16);
+        }
+        let level = postgres.run("SHOW default_transaction_isolation");
+        assert_eq!(level, "serializable", "the default applies");
     });
 }

@@ -7,12 +7,14 @@ use std::time::{Duration, Instant};
 use futures_util::future::{join, join_all};
 use tenure::Owner;
 use tenure::internals::Driver;
-use tenure::internals::protocol::LockSpec;
+#[cfg(tenure_planted)]
+use tenure::internals::planted::{Bug, plant};
 use tenure::internals::store::postgres::server;
-use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
+use tenure::internals::store::rows::{SoleChange, SoleVerb, StatementError};
 use tenure_testkit::servers::Postgres;
 
 use super::{SERVER, connect, locks, on, said, schema};
+use crate::common::change_of;
 
 #[test]
 fn an_uncontended_mutex_takes_one_statement_each_way() {
@@ -136,47 +138,45 @@ fn a_release_that_no_client_waits_for_sends_no_message() {
     });
 }
 
-/// The names are in opposite orders in two sessions, which make their rows.
 #[test]
 fn batches_of_new_names_never_deadlock() {
     on(async {
-        let schema = schema();
-        let driver = Driver::start().expect("a thread");
-        let server = server(&SERVER.url(&schema), Arc::clone(&driver) as _).expect("a URL");
-        let connections = [
-            server.connect(None).await.expect("a connection"),
-            server.connect(None).await.expect("a connection"),
-        ];
-        for round in 0..20_u128 {
-            let batch = |session: u128| {
-                let owner: Owner =
-                    format!("me@host:1/{:032x}", 2 * round + session).parse().expect("an owner");
-                let name = |at: u32| format!("{round}-{at:03}");
-                let mut names: Vec<String> = (0..400).map(name).collect();
-                if session == 1 {
-                    names.reverse();
-                }
-                let change = |name| SoleChange {
-                    verb: SoleVerb::Acquire,
-                    key: LockKey { name, whole: None },
-                    spec: LockSpec::Mutex,
-                    owner: owner.clone(),
-                    hold: 1,
-                    ttl_ms: 60_000,
-                    before: None,
-                    message: String::new(),
-                };
-                names.into_iter().map(change).collect::<Vec<_>>()
-            };
-            let (one, other) = (batch(0), batch(1));
-            let [first, second] = &connections;
-            let taken = join(first.session.change(&one), second.session.change(&other));
-            let (one, other) = taken.await;
-            let counts = [one, other].map(|taken| taken.expect("no deadlock").tokens.len());
-            assert_eq!(counts[0] + counts[1], 400, "each lock is granted once: {counts:?}");
+        take_in_opposite_orders().await.expect("no deadlock");
+        #[cfg(tenure_planted)]
+        {
+            plant(Some(Bug::RowsOutOfOrder));
+            let taken = take_in_opposite_orders().await;
+            plant(None);
+            let failure = taken.expect_err("a deadlock").failure.to_string();
+            assert!(failure.contains("40P01"), "{failure}");
         }
-        driver.stop();
     });
+}
+
+/// Two sessions make the rows of the same new names.
+async fn take_in_opposite_orders() -> Result<(), StatementError> {
+    let schema = schema();
+    let driver = Driver::start().expect("a thread");
+    let server = server(&SERVER.url(&schema), Arc::clone(&driver) as _).expect("a URL");
+    let [first, second] = [server.connect(None).await, server.connect(None).await];
+    let (first, second) = (first.expect("a connection"), second.expect("a connection"));
+    for round in 0..20_u128 {
+        let batch = |session: u128| {
+            let owner: Owner = format!("me@host:1/{:032x}", 2 * round + session).parse().expect("an owner");
+            let change = |at| {
+                let change = change_of(SoleVerb::Acquire, &format!("{round}-{at:03}"));
+                SoleChange { owner: owner.clone(), ..change }
+            };
+            (0..400).map(change).collect::<Vec<_>>()
+        };
+        let (one, mut other) = (batch(0), batch(1));
+        other.reverse();
+        let (one, other) = join(first.session.change(&one), second.session.change(&other)).await;
+        let counts = [one?, other?].map(|taken| taken.tokens.len());
+        assert_eq!(counts[0] + counts[1], 400, "each lock is granted once: {counts:?}");
+    }
+    driver.stop();
+    Ok(())
 }
 
 /// A check constraint refuses one lock of a batch.
