@@ -1,7 +1,7 @@
 //! Hands requests to the worker.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -105,10 +105,6 @@ impl Inbox {
         Arc::new(Self { server, runtime, worker, state, first: Arc::default(), work, signals })
     }
 
-    fn state(&self) -> MutexGuard<'_, InboxState> {
-        self.state.lock()
-    }
-
     /// Submits a request and waits for its answer. The worker answers within the timeout; a closed inbox at once.
     pub(super) async fn ask<T>(
         self: &Arc<Self>,
@@ -118,7 +114,7 @@ impl Inbox {
         let due = self.runtime.now() + within;
         let (reply, answer) = oneshot::channel();
         let starts = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if state.closed {
                 return Err(closed());
             }
@@ -140,12 +136,12 @@ impl Inbox {
 
     /// The requests since the last call, in order.
     pub(super) fn take(&self) -> VecDeque<QueuedRequest> {
-        std::mem::take(&mut self.state().asked)
+        std::mem::take(&mut self.state.lock().asked)
     }
 
     pub(super) fn close(&self) {
         let asked = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.closed = true;
             std::mem::take(&mut state.asked)
         };
@@ -154,7 +150,7 @@ impl Inbox {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.state().closed
+        self.state.lock().closed
     }
 }
 

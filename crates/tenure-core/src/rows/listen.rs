@@ -9,7 +9,7 @@ use std::any::Any;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::pin::pin;
-use std::sync::{Arc, MutexGuard, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
@@ -102,10 +102,6 @@ impl NotificationHub {
         Arc::new(Self { server, runtime, inbox, state, station: Station::default(), work, told })
     }
 
-    fn state(&self) -> MutexGuard<'_, ListenState> {
-        self.state.lock()
-    }
-
     /// Subscribes to a lock; ready once the subscription is active. If the server sends no notifications, the
     /// listener polls, and a waiter's polls more often. `client` waits in the lock's queue.
     pub(super) async fn listen(
@@ -129,14 +125,14 @@ impl NotificationHub {
         match by(&*self.runtime, deadline, confirmed).await {
             Some(Ok(())) => Ok(listener),
             Some(Err(failure)) => Err(failure),
-            None => Err(self.state().failure.clone().unwrap_or_else(unconfirmed)),
+            None => Err(self.state.lock().failure.clone().unwrap_or_else(unconfirmed)),
         }
     }
 
     /// Whether the subscription of a lock is active, and the row of the client that waits names the session;
     /// `None` if that is not known yet.
     fn confirmed(&self, name: &str, client: Option<Client>) -> Option<Result<(), Failure>> {
-        let state = self.state();
+        let state = self.state.lock();
         let is_named = client.is_none_or(|client| {
             state.named.get(&client_row(client)).is_some_and(|named| named.is_confirmed)
         });
@@ -172,7 +168,7 @@ impl NotificationHub {
         let (mut seen, mut pause) = (BTreeMap::<String, RowSight>::new(), POLLS[0]);
         loop {
             let names: Vec<String> = {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 state.runs = !state.closed && !state.locks.is_empty();
                 if !state.runs {
                     return;
@@ -209,7 +205,7 @@ impl NotificationHub {
         client: Option<Client>,
         publisher: Publisher,
     ) -> ListenRegistration {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let (id, name) = (state.next, key.name.clone());
         state.next += 1;
         let fresh = || ListenedLock {
@@ -244,7 +240,7 @@ impl NotificationHub {
 
     fn leave(&self, name: &str, id: u64, client: Option<Client>) {
         let now = self.runtime.now();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let Some(client) = client
             && let Some(count) = state.clients.get_mut(&client)
         {
@@ -266,7 +262,7 @@ impl NotificationHub {
 
     /// Closes the connection.
     pub(super) fn close(&self) {
-        self.state().closed = true;
+        self.state.lock().closed = true;
         self.work.notify_one();
     }
 
@@ -281,7 +277,7 @@ impl NotificationHub {
             };
             match connected {
                 Ok(connection) => {
-                    self.state().failure = None;
+                    self.state.lock().failure = None;
                     supervision.connected();
                     let is_over = self.attend(connection).await;
                     self.station.set(None);
@@ -306,7 +302,7 @@ impl NotificationHub {
     /// Deletes the rows that name a session which is no longer needed: its end would count as that of the
     /// client, whose next place may be older than its next session. The session does so itself, if it lives.
     async fn forget(&self, session: Option<&dyn StatementSession>) {
-        let named = mem::take(&mut self.state().named);
+        let named = mem::take(&mut self.state.lock().named);
         if named.is_empty() || self.inbox.is_closed() || planted(Bug::RowsSessionKept) {
             return;
         }
@@ -324,7 +320,7 @@ impl NotificationHub {
 
     /// Whether the task has nothing left to do and ends.
     fn rests(&self) -> bool {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for lock in state.locks.values_mut() {
             lock.was_heard |= mem::take(&mut lock.is_heard);
         }
@@ -337,7 +333,7 @@ impl NotificationHub {
     /// The connection attempt failed. Pending subscriptions fail only if the failure is permanent. Confirmed
     /// listeners are dropped, which tells them that they receive nothing during the outage.
     fn cut_off(&self, failure: &Failure) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut unheard = Vec::new();
         for lock in state.locks.values_mut() {
             if mem::take(&mut lock.was_heard) {
@@ -430,7 +426,7 @@ impl NotificationHub {
 
     /// When the connection will no longer be needed; `None` if that is now.
     fn is_needed_until(&self, now: Moment) -> Option<Moment> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let until = match state.left.filter(|_| state.locks.is_empty()) {
             Some(left) => left + KEPT,
             None => Moment(u64::MAX),
@@ -444,7 +440,7 @@ impl NotificationHub {
 
     /// The rows to be marked as having listeners, those of clients in queues included.
     fn to_await(&self, session: &str, is_again: bool) -> Vec<LockKey> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let ListenState { locks, clients, named, .. } = &mut *state;
         let locks = locks.values().filter(|lock| is_again || !lock.is_heard);
         let mut keys: Vec<LockKey> = locks.map(|lock| lock.key.clone()).collect();
@@ -462,7 +458,7 @@ impl NotificationHub {
     /// Confirms the subscriptions of rows that were marked.
     fn awaited(&self, keys: &[LockKey]) {
         let names: BTreeSet<&str> = keys.iter().map(|key| &*key.name).collect();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         for (row, named) in &mut state.named {
             named.is_confirmed |= names.contains(&**row);
         }
@@ -488,7 +484,7 @@ impl NotificationHub {
     }
 
     fn tell(&self, name: &str, wake: &Notification) {
-        if let Some(lock) = self.state().locks.get(name) {
+        if let Some(lock) = self.state.lock().locks.get(name) {
             lock.listeners.values().for_each(|listener| listener.say(wake.clone()));
         }
     }

@@ -44,17 +44,15 @@ pub(super) enum QueueStep {
 
 impl LockQueue {
     pub(super) fn new(key: LockKey) -> Self {
-        let (queue, running) = (VecDeque::new(), Vec::new());
-        let sessions = KnownSessions::default();
         Self {
             key,
-            queue,
-            running,
+            queue: VecDeque::new(),
+            running: Vec::new(),
             step: QueueStep::Idle,
             txn: Txn::default(),
             tries: 0,
             met: None,
-            sessions,
+            sessions: KnownSessions::default(),
         }
     }
 

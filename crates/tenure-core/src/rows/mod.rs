@@ -2,13 +2,12 @@
 //!
 //! The worker (`worker`) executes all requests on one connection. `inbox` queues them, `lock_queue` groups
 //! them by lock, `sole` recognises those that need no read, `gather` collects them while a statement is in
-//! flight, `steps` decides what comes next, and `asking` sends it. `group` runs the machines on the rows that
-//! `state` decodes. `listen` receives notifications on a second connection, or polls where there are none.
+//! flight, and `steps` decides what comes next and sends it. `group` runs the machines on the rows that `state`
+//! decodes. `listen` receives notifications on a second connection, or polls where there are none.
 //!
 //! `server` is the interface to a server, which each store implements. `names` escapes lock names, and
 //! `sessions` passes waiters that are gone.
 
-mod asking;
 mod gather;
 mod group;
 mod inbox;

@@ -7,17 +7,16 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::asking::{Done, Session, change, plain, read_rows, sweep, write};
 use super::gather::{LOCKS, RowBatch, StatementSort, VERBS};
 use super::group::{Group, GroupAnswer};
-use super::inbox::{QueuedOp, QueuedRequest};
+use super::inbox::{PlainStatement, QueuedOp, QueuedRequest};
 use super::lock_queue::QueueStep;
 use super::names::LockKey;
 use super::server::{ChangeOutcome, Row, SoleChange, StatementError, WriteOutcome};
 use super::sessions::{EndedSessions, KnownSessions, LOOKS};
 use super::sole::{sole, sole_answer};
 use super::state::{SeenRow, unsigned};
-use super::worker::{SWEEP, StatementWorker, UnderWay};
+use super::worker::{Done, SWEEP, Session, StatementWorker, UnderWay};
 use crate::moment::Moment;
 use crate::net::share;
 use crate::planted::{Bug, planted};
@@ -47,14 +46,16 @@ impl StatementWorker {
         }
         while let Some(request) = self.waiting.pop_front() {
             if let QueuedOp::Plain { plain: what, .. } = &request.ask {
-                under_way.push(plain(Arc::clone(session), request.number, what.clone()).boxed());
                 self.sent.insert(request.number, (now, session.heard()));
+                let (session, number, what) = (Arc::clone(session), request.number, what.clone());
+                under_way.push(async move { Done::Plain(number, plain(session, what).await) }.boxed());
                 self.plain.insert(request.number, request.ask);
             }
         }
         if now >= self.sweeps_at {
             self.sweeps_at = Moment(u64::MAX);
-            under_way.push(sweep(Arc::clone(session), self.swept.clone()).boxed());
+            let (session, after) = (Arc::clone(session), self.swept.clone());
+            under_way.push(async move { Done::Swept(session.sweep(&after).await) }.boxed());
         }
         let halves = mem::take(&mut self.gathered.halves);
         halves.into_iter().for_each(|half| self.send_batch(half, now, session, under_way));
@@ -69,7 +70,13 @@ impl StatementWorker {
         names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
         if !ready.read.is_empty() {
             self.gathered.sent(StatementSort::Read, now);
-            under_way.push(read_rows(Arc::clone(session), ready.read, ready.with_records).boxed());
+            let (session, with_records) = (Arc::clone(session), ready.with_records);
+            let names = mem::take(&mut ready.read);
+            let read = async move {
+                let rows = session.read(&names, with_records).await;
+                Done::Read(names, rows)
+            };
+            under_way.push(read.boxed());
         }
         let mut batches = Vec::from_iter(self.gathered.writes(false, now));
         for sort in VERBS.map(StatementSort::Change) {
@@ -82,10 +89,20 @@ impl StatementWorker {
 
     fn send_batch(&mut self, batch: RowBatch, now: Moment, session: &Session, under_way: &mut UnderWay) {
         self.gathered.sent(batch.sort(), now);
-        under_way.push(match batch {
-            RowBatch::Change(sort, changes) => change(Arc::clone(session), sort, changes).boxed(),
-            RowBatch::Write(changes) => write(Arc::clone(session), changes).boxed(),
-        });
+        let session = Arc::clone(session);
+        let asked = async move {
+            match batch {
+                RowBatch::Change(sort, changes) => {
+                    let changed = session.change(&changes).await;
+                    Done::Changed(sort, changes, changed)
+                }
+                RowBatch::Write(changes) => {
+                    let written = session.write(&changes).await;
+                    Done::Wrote(changes, written)
+                }
+            }
+        };
+        under_way.push(asked.boxed());
     }
 
     /// Adds a lock's next requests to the statement that carries them out, unless they have to wait for one in
@@ -379,6 +396,16 @@ impl StatementWorker {
             let pause = most.mul_f64(share(self.inbox.runtime.random()));
             self.resting.insert((now + pause, name.to_owned()));
         }
+    }
+}
+
+async fn plain(session: Session, plain: PlainStatement) -> Result<Vec<Row>, StatementError> {
+    match plain {
+        PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
+        PlainStatement::Records { prefix, after } => session.records(&prefix, &after).await,
+        PlainStatement::Read { names } => session.read(&names, false).await,
+        PlainStatement::ForgetSessions { keys } => session.forget_sessions(&keys).await.map(|()| Vec::new()),
+        PlainStatement::Ping => session.ping().await.map(|()| Vec::new()),
     }
 }
 

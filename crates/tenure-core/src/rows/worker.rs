@@ -16,12 +16,14 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use futures_util::stream::{FuturesUnordered, Stream};
 
-use super::asking::Done;
-use super::gather::Gathered;
+use super::gather::{Gathered, StatementSort};
 use super::inbox::{Inbox, QueuedOp, QueuedRequest};
 use super::lock_queue::{LockQueue, QueueStep};
 use super::names::LockKey;
-use super::server::{ServerConnection, StatementSession};
+use super::server::{
+    ChangeOutcome, Row, RowChange, ServerConnection, SoleChange, StatementError, StatementSession,
+    WriteOutcome,
+};
 use crate::moment::Moment;
 use crate::net::{SILENCE, Supervision, share, warn_of_silence};
 use crate::planted::{Bug, planted};
@@ -55,12 +57,22 @@ pub(super) struct StatementWorker {
     pub(super) shared: BTreeSet<String>,
 }
 
+/// The result of a statement.
+pub(super) enum Done {
+    Changed(StatementSort, Vec<SoleChange>, Result<ChangeOutcome, StatementError>),
+    Read(Vec<String>, Result<Vec<Row>, StatementError>),
+    Wrote(Vec<(LockKey, RowChange)>, Result<WriteOutcome, StatementError>),
+    Plain(u64, Result<Vec<Row>, StatementError>),
+    Swept(Result<Option<String>, StatementError>),
+}
+
 enum StatementEvent {
     Done(Done),
     Over,
     Look,
 }
 
+pub(super) type Session = Arc<dyn StatementSession>;
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
 impl StatementWorker {

@@ -179,7 +179,7 @@ fn a_server_that_crashes_under_a_crowd_costs_no_overlap_no_token_and_no_waiter()
     crowds.into_iter().for_each(Crowd::end);
 }
 
-/// The server loses the last releases, because those do not wait for the disk. With `TENURE_KILLS=40` this is the
+/// The server loses the last releases, because those do not wait for the disk. With `TENURE_KILLS=500` this is the
 /// run that book/trust/evidence.md records.
 #[test]
 fn a_server_that_loses_its_last_releases_costs_no_overlap_no_token_and_no_waiter() {
