@@ -107,13 +107,13 @@ async fn ask_part(pipeline: &Pipeline, ops: &[Op], deadline: Moment) -> Result<V
 }
 
 fn write(out: &mut Commands, in_full: bool, ops: &[Op]) {
-    RENEW.call(out, in_full, ops.len(), 2 + 2 * ops.len());
+    RENEW.call(out, in_full, ops.len(), 2 + ops.len());
     for op in ops {
         out.arg(op.name.as_str());
     }
     out.number(ops[0].request).number(lease_of(&ops[0]));
     for op in ops {
-        out.arg(op.owner.as_str()).arg(solo(op.spec));
+        out.parts(&[op.owner.as_str(), &solo(op.spec)]);
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) static RELEASE: Script = Script {
 /// Batched renewals of mutexes and holds in queues.
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../scripts/renew.lua"),
-    sha: "c1e630506568234e9b3b230fb594b700d5202f9e",
+    sha: "6353ebc01dd3ec724268dc78256b70a927bb1335",
     guarded: None,
 };
 

@@ -56,6 +56,10 @@ impl Database {
             }
             ("PEXPIREAT", [key, at]) => integer(at).map(|at| self.expire(key, at)),
             ("GET", [key]) => self.text(key).map(|text| text.map_or(Value::Nil, Value::BulkString)),
+            ("MGET", keys) => {
+                let text = |key: &&[u8]| self.text(key).ok().flatten().map_or(Value::Nil, Value::BulkString);
+                Ok(Value::Array(keys.iter().map(text).collect()))
+            }
             ("GETRANGE", [key, from, to]) => self.range_of_text(key, from, to),
             ("SET", [key, value, options @ ..]) => self.set(key, value, options),
             ("INCR", [key]) => self.text(key).and_then(|text| {

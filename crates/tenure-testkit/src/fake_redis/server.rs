@@ -358,11 +358,10 @@ impl Server {
 impl Server {
     fn renewals(&mut self, keys: &[&str], args: &[&str], now: TrueTime) -> Vec<u8> {
         let [request, ttl_ms, values @ ..] = args else { panic!("no renewals: {args:?}") };
-        let (values, []) = values.as_chunks::<2>() else { panic!("no renewals: {args:?}") };
-        assert_eq!(keys.len(), values.len(), "an owner for each lock");
-        let mut line = format!("{} {request}", values[0][0]);
-        for (key, [owner, rest]) in keys.iter().zip(values) {
-            let op = Op { spec: spec(rest), ..op(&[key], &["renew", owner, request, ttl_ms]) };
+        assert_eq!(keys.len(), values.len(), "a value for each lock");
+        let mut line = format!("{} {request}", solo(values[0]).0);
+        for (key, (owner, spec)) in keys.iter().zip(values.iter().map(|value| solo(value))) {
+            let op = Op { spec, ..op(&[key], &["renew", owner, request, ttl_ms]) };
             let state = self.locks.entry((*key).to_owned()).or_default();
             let (answer, _) = protocol::apply(state, &mut self.counter, clock(now), &op);
             if let Some(scripts) = &self.scripts {

@@ -40,7 +40,7 @@ impl Dice {
         let ms = self.one(&["1", "40", "500", "0", "-1", "x"]);
         let rank = |dice: &mut Self| dice.one(&["0", "1", "2", "-1", "-2", "5"]);
         let words: Vec<&str> = match self.below(30) {
-            0 => vec!["GET", key],
+            0 => vec![self.one(&["GET", "MGET"]), key],
             1 => vec!["SET", key, field, "PX", ms],
             2 => vec!["SET", key, field, "PX", "100", "GET"],
             3 => vec!["SET", key, field, "NX", "PX", "300"],

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::thread::scope;
 use std::time::Duration;
 
-use tenure::internals::protocol::LockSpec;
-use tenure::internals::store::{Purpose, Topic};
+use tenure::internals::protocol::{Answer, LockSpec, Op, Verb};
+use tenure::internals::store::{Purpose, StoreExt, Topic};
 use tenure::{Error, Guard, LockName, Locks, Options, Owner, Result, block_on};
 use tenure_testkit::asker::Asker;
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
@@ -297,8 +297,16 @@ fn without_the_rights_to_publish_and_to_kill_connections_locks_work() {
             block_on(first.release()).expect("released");
             let held = block_on(locks.mutex("m").expect("a name").lock()).expect("a lock");
             let hash = block_on(locks.reentrant_mutex("r", &owner).expect("a name").lock()).expect("a lock");
-            // The connection is lost while a client waits.
             let other = Owner::new("other").expect("an owner");
+            // Renewals leave together.
+            let both = [held.owner(), &other].map(|owner| {
+                let (name, owner) = (LockName::new("app:m").expect("a name"), owner.clone());
+                let verb = Verb::Renew { ttl_ms: 60_000, hold: 1, bind: None, weight: None };
+                Op { name, spec: LockSpec::Mutex, owner, request: 1, verb }
+            });
+            let renewed = block_on(Asker::new(&url).store.renew(both.into(), SOON));
+            assert!(matches!(renewed[..], [Ok(Answer::Held { .. }), Ok(Answer::Busy { .. })]), "{renewed:?}");
+            // The connection is lost while a client waits.
             let short = Duration::from_millis(60);
             let wait = async {
                 locks.mutex("m")?.try_lock_for(short).await?;

@@ -335,7 +335,7 @@ fn a_hold_by_plain_commands_becomes_a_ticket_when_ours_waits() {
     let server = Server::start();
     let (locks, mut plain) = (locks(&server), Plain::new(&server, 'a'));
     let fair = locks.fair_mutex("x").expect("a name");
-    let (value, rest) = page::value_of_queue(&plain.owner, FAIR.kind, "1");
+    let value = page::value_of_queue(&plain.owner, FAIR.kind, "1");
     // Raises the counter.
     let take = [("ttl", "30000"), ("weight", "1"), ("wait", "")];
     let (first, mine) = (plain.ask(FAIR, "acquire", &take), [("whose", "mine")]);
@@ -357,7 +357,7 @@ fn a_hold_by_plain_commands_becomes_a_ticket_when_ours_waits() {
         replies[1].int() as u64
     };
     let owner = plain.owner.clone();
-    let renew = ["EVAL", RENEW, "1", "x", "7", "40000", &owner, &rest];
+    let renew = ["EVAL", RENEW, "1", "x", "7", "40000", &value];
     let release = ["EVAL", RELEASE, "1", "x", &value, "7"];
     let token = acquire(&mut plain);
     assert!(token > first.part("token").parse().expect("a number"));

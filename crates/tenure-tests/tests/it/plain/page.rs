@@ -175,11 +175,11 @@ pub(crate) fn plain_acquisition() -> [Vec<&'static str>; 3] {
     [(); 3].map(|()| commands.next().expect("three commands"))
 }
 
-/// The value of a hold in a queue without waiters, and what follows its owner.
-pub(crate) fn value_of_queue(owner: &str, kind: &str, weight: &str) -> (String, String) {
+/// The value of a hold in a queue without waiters.
+pub(crate) fn value_of_queue(owner: &str, kind: &str, weight: &str) -> String {
     let rest = quoted_after("is the owner, followed in a queue by");
     let rest = rest.replace("KIND", kind).replace("CAPACITY", &header(kind, "").1).replace("WEIGHT", weight);
-    (format!("{owner}{rest}"), rest)
+    format!("{owner}{rest}")
 }
 
 /// The indented command that closes a connection.
