@@ -314,10 +314,12 @@ async fn settled(routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
     }
     let verb = Verb::Release { hold: 0, fence: Fence::Assign, whose: ReleaseScope::Own };
     let back = Op { verb, ..routed.op.clone() };
-    Err(match run(&routed.of(&back)).await {
-        Ok(_) => failure,
-        Err(_) => Failure::Unknown(cause),
-    })
+    match run(&routed.of(&back)).await {
+        Ok(Ok(_)) => Err(failure),
+        // Replies can no longer be matched with requests.
+        Ok(unreadable) => Ok(unreadable),
+        Err(_) => Err(Failure::Unknown(cause)),
+    }
 }
 
 const TYPES: [(&str, LockSpec); 3] =

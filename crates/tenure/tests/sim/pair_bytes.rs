@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, Op, QueueSpec, ReleaseScope, Verb};
-use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::{LockName, Owner};
 use tenure_testkit::sim::chooser::Chooser;
 use tenure_testkit::sim::clock::{Clock, MS, SECOND};
@@ -112,4 +112,44 @@ fn grants_by_plain_commands_exclude_each_other_and_their_tokens_rise() {
         check(seed, &grants);
     }
     assert!(granted > 5_000 && lost > 100, "{granted} grants, {lost} lost counters: this shows little");
+}
+
+/// The server is full when the plain commands have taken the lock, and a reply to another request arrives for the
+/// release that follows.
+#[test]
+fn an_unreadable_reply_to_the_release_after_a_refusal_is_unknown() {
+    let sim = Sim::new(Chooser::seeded(1));
+    let network = SimTransport::new(&sim, false).direct();
+    let process = sim.process(Clock::default(), 1);
+    let target = Target::parse("redis://network").expect("a URL");
+    let runtime = Arc::clone(&process) as Arc<dyn Runtime>;
+    let store = Redis::over(target, Arc::new(network.clone()), runtime);
+    let connections = Arc::new(Mutex::new(0));
+    let (seen, counted) = (Arc::clone(&connections), network.clone());
+    let life = async move {
+        let ask = async |verb: Verb| {
+            let (name, owner) = (LockName::new("x").expect("a name"), Owner::new("pair").expect("an owner"));
+            store.request(Op { name, spec: LockSpec::Mutex, owner, request: 7, verb }, WITHIN).await
+        };
+        let (fence, bind) = (Fence::Assign, Liveness::Process);
+        let acquire = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, listens: None, bind };
+        // The first grant of a connection is a script's.
+        ask(acquire.clone()).await.expect("a grant");
+        ask(Verb::Release { hold: 1, fence, whose: ReleaseScope::Any }).await.expect("a release");
+        network.answer(|words| match words {
+            ["INCR", ..] => Some("-OOM command not allowed when used memory > 'maxmemory'.\r\n".to_owned()),
+            words if words.contains(&"acquire") => Some("-OOM no memory\r\n".to_owned()),
+            words if words.contains(&"release") => Some("$14\r\nother 7 released\r\n".to_owned()),
+            _ => None,
+        });
+        let told = ask(acquire).await;
+        assert!(matches!(told, Err(Failure::Unknown(_))), "{told:?}");
+        network.answer(|_| None);
+        ask(Verb::Inspect).await.expect("an answer");
+        *seen.lock().expect("one thread") = counted.connections();
+    };
+    process.spawn(Box::pin(life));
+    assert!(sim.run(60 * SECOND, 1_000_000) != Stop::Steps, "it turns in circles");
+    sim.end();
+    assert_eq!(*connections.lock().expect("one thread"), 2, "the connection was kept");
 }
