@@ -117,6 +117,8 @@ bugs! {
     PairUnraised,
     /// The pair's grant is not undone when the script that follows rejects it.
     PairLeftBehind,
+    /// A release by plain commands deletes a hold that has become a queue since.
+    PairQueueDeleted,
     /// The number of a bare hold, and those of the waiters behind it, are drawn from the clock alone.
     NumberBelowToken,
     /// A bare hold that gets a number keeps no lease.

@@ -197,6 +197,7 @@ impl Pairs {
         let send = |in_full: bool| {
             pipeline.send(deadline, |out| {
                 match delete {
+                    _ if planted(Bug::PairQueueDeleted) => _ = out.command(&["DEL", name]),
                     Some(delete) => delete.write(name, &value, out),
                     None => _ = RELEASE.call(out, in_full, 1, 2).arg(name).arg(&value).number(op.request),
                 }
@@ -208,8 +209,8 @@ impl Pairs {
                 }
             })
         };
-        let read =
-            |tape: &mut Tape| ReleaseReplies::read(tape.replies(), &value, delete.is_none(), publishes);
+        let by_script = delete.is_none() && !planted(Bug::PairQueueDeleted);
+        let read = |tape: &mut Tape| ReleaseReplies::read(tape.replies(), &value, by_script, publishes);
         let mut said = send(false)?.read(read).await?;
         if said.deleted.as_ref().is_err_and(failure::is_no_script) {
             said = send(true)?.read(read).await?;

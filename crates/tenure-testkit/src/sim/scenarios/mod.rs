@@ -50,7 +50,7 @@ impl<E: fmt::Display> From<E> for Failed {
 }
 
 /// Each scenario, and the bug that makes it fail.
-pub const ALL: [(Bug, fn() -> Outcome); 25] = [
+pub const ALL: [(Bug, fn() -> Outcome); 26] = [
     (Bug::GrantUnverified, a_grant_that_is_handed_out_after_a_restart_is_verified),
     (Bug::RetriesByTtl, a_hold_that_was_handed_on_survives_a_refusing_server),
     (Bug::DetachedTakenForLost, a_renewal_beside_a_detach_costs_nothing),
@@ -60,6 +60,7 @@ pub const ALL: [(Bug, fn() -> Outcome); 25] = [
     (Bug::PairUnraised, pairs::a_connection_begins_with_a_token_above_the_clock),
     (Bug::PairUncounted, pairs::a_lost_counter_is_noticed),
     (Bug::PairUnread, pairs::a_lock_that_is_taken_meanwhile_is_not_held),
+    (Bug::PairQueueDeleted, pairs::a_release_leaves_the_queue_to_its_waiters),
     (Bug::PairLeftBehind, pairs::a_refusal_leaves_nothing_behind),
     (Bug::OneRenewedForAll, renewals::the_one_of_many_that_was_taken_over_is_lost),
     (Bug::PartTakenForAll, renewals::those_beside_one_that_is_gone_are_kept),

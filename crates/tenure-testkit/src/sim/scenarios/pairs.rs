@@ -32,9 +32,7 @@ impl Scene {
     }
 
     async fn acquire(&self, owner: &Owner) -> Result<u64, Failed> {
-        let (fence, bind) = (Fence::Assign, Liveness::Process);
-        let verb = Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms: None, listens: None, bind };
-        match self.ask(owner, verb).await {
+        match self.ask(owner, acquire(None)).await {
             Ok(Answer::Held { fence }) => Ok(fence),
             other => Err(format!("{other:?}").into()),
         }
@@ -58,6 +56,11 @@ impl Scene {
         }
         Ok(token)
     }
+}
+
+fn acquire(wait_ms: Option<u64>) -> Verb {
+    let (fence, bind) = (Fence::Assign, Liveness::Process);
+    Verb::Acquire { ttl_ms: 30_000, hold: 1, fence, wait_ms, listens: None, bind }
 }
 
 fn owner() -> Owner {
@@ -120,6 +123,21 @@ pub(super) fn a_lock_that_is_taken_meanwhile_is_not_held() -> Outcome {
             // The other client has a mutex.
             Err(busy) if busy.0.contains("Busy") || busy.0.contains("Mismatch") => Ok(()),
             told => Err(format!("{told:?} beside {:?}", network.holder("x")).into()),
+        }
+    })
+}
+
+/// Another client has come since, so the hold is a ticket in a queue.
+pub(super) fn a_release_leaves_the_queue_to_its_waiters() -> Outcome {
+    play_with(LockSpec::Queue(QueueSpec::FAIR), &|scene: Scene| async move {
+        scene.warm().await?;
+        let (holder, waiter) = (owner(), owner());
+        scene.acquire(&holder).await?;
+        let place = scene.ask(&waiter, acquire(Some(5_000))).await;
+        scene.release(&holder).await?;
+        match (place, scene.ask(&waiter, acquire(None)).await) {
+            (Ok(Answer::Waiting { ticket, .. }), Ok(Answer::Held { fence })) if fence == ticket => Ok(()),
+            told => Err(format!("the waiter was told {told:?}").into()),
         }
     })
 }
