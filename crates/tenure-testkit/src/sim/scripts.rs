@@ -2,7 +2,7 @@
 
 use redis::Value;
 use tenure::LockName;
-use tenure::internals::protocol::{Answer, Listening, LockSpec, Notification, Now, Op};
+use tenure::internals::protocol::{Answer, Listening, LockSpec, Notification, Now, Op, Verb};
 use tenure::internals::store::Client;
 use tenure::internals::store::redis::scripted::{Scripted, heard, read};
 use tenure::internals::store::redis::{ServerError, Value as Reply};
@@ -77,6 +77,18 @@ impl Scripts {
             return Ok(());
         }
         Err(format!("{op:?}: in Rust {said:?}, as a script {answer:?} ({value:?}) and {messages:?}"))
+    }
+
+    /// Runs the plain commands of an acquisition.
+    pub fn acquire_plainly(&self, now: Now, op: &Op) {
+        let Verb::Acquire { ttl_ms, .. } = op.verb else { return };
+        let alone = match op.spec {
+            LockSpec::Queue(queue) => format!("#1:{}:{}+{}", queue.kind, queue.capacity, queue.weight),
+            LockSpec::Mutex | LockSpec::Reentrant => String::new(),
+        };
+        let value = format!("{}{alone}", op.owner);
+        self.command(now, &["SET", op.name.as_str(), &value, "NX", "PX", &ttl_ms.to_string()]);
+        self.command(now, &["INCR", "tenure:fence"]);
     }
 
     /// Runs a command outside the scripts.

@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use tenure::internals::protocol::{
-    self, Answer, Data, ExpiringValue, Found, Listening, Notification, Now, Op, State,
+    self, Answer, Data, ExpiringValue, Fence, Found, Listening, LockSpec, Notification, Now, Op, QueueSpec,
+    State, Verb,
+    queue::{Queue, Ticket},
 };
 use tenure::{LockName, Owner};
 
@@ -25,6 +27,9 @@ pub struct Server {
     scripts: Option<Scripts>,
     /// The first difference between the two.
     difference: Option<String>,
+    /// Grants free locks by plain commands, once a script has raised the counter.
+    has_plain_clients: bool,
+    is_raised: bool,
     /// A log of all changes, if the server may return to an earlier state.
     past: Option<Vec<Past>>,
     /// How far its clock is off because of steps, in nanoseconds.
@@ -40,6 +45,7 @@ struct Past {
     before: State,
     counter: u64,
     audience: Audience,
+    is_plain: bool,
 }
 
 /// What is at a lock's key.
@@ -110,6 +116,22 @@ fn over(clock: Clock, deadline_ms: u64) -> TrueTime {
     clock.when(deadline_ms.saturating_add(1).saturating_mul(MS))
 }
 
+/// What the plain commands of an acquisition leave at a free lock, if they can acquire it.
+fn bare(now: Now, op: &Op) -> Option<ExpiringValue<Data>> {
+    let Verb::Acquire { ttl_ms, fence: Fence::Assign | Fence::Optional, .. } = op.verb else { return None };
+    let (owner, deadline_ms) = (op.owner.clone(), now.ms + ttl_ms);
+    let value = match op.spec {
+        LockSpec::Mutex => Data::Text(owner.to_string()),
+        LockSpec::Queue(QueueSpec { kind, capacity, weight }) if weight <= capacity => {
+            let mut queue = Queue::new(kind, capacity);
+            queue.insert(0, Ticket { owner, weight, deadline_ms, listens: None });
+            Data::Queue(queue)
+        }
+        LockSpec::Queue(_) | LockSpec::Reentrant => return None,
+    };
+    Some(ExpiringValue { value, expires_ms: Some(deadline_ms) })
+}
+
 impl Server {
     /// An empty server.
     pub fn new(clock: Clock) -> Self {
@@ -119,6 +141,16 @@ impl Server {
     /// Also runs the real scripts from now on.
     pub fn run_scripts(&mut self) {
         self.scripts = Some(Scripts::new());
+    }
+
+    /// Some clients acquire free locks by plain commands from now on.
+    pub fn serve_plain_clients(&mut self) {
+        self.has_plain_clients = true;
+    }
+
+    /// Whether some clients use plain commands.
+    pub fn has_plain_clients(&self) -> bool {
+        self.has_plain_clients
     }
 
     /// The first difference between the Rust machines and the scripts; clears it.
@@ -144,9 +176,23 @@ impl Server {
             Some(state) => state,
             None => self.locks.entry(op.name.clone()).or_default(),
         };
+        let bare = bare(now, op).filter(|_| {
+            let is_free = state.lock.as_ref().is_none_or(|lock| lock.is_over(now));
+            // Three of four, because clients also acquire free locks by scripts.
+            self.has_plain_clients && self.is_raised && is_free && !self.counter.is_multiple_of(4)
+        });
         if let Some(past) = &mut self.past {
             let (op, before, audience) = (op.clone(), state.clone(), audience.clone());
-            past.push(Past { at, now, op, before, counter: self.counter, audience });
+            let (counter, is_plain) = (self.counter, bare.is_some());
+            past.push(Past { at, now, op, before, counter, audience, is_plain });
+        }
+        if let Some(bare) = bare {
+            self.counter += 1;
+            state.lock = Some(bare);
+            if let Some(scripts) = &self.scripts {
+                scripts.acquire_plainly(now, op);
+            }
+            return ((Answer::Held { fence: self.counter }, None), Vec::new());
         }
         let passed: RefCell<Vec<Owner>> = RefCell::default();
         let hears = |listens: Option<Listening>, owner: &Owner| {
@@ -158,6 +204,7 @@ impl Server {
             hears
         };
         let answer = protocol::apply_calling(state, &mut self.counter, now, op, &hears);
+        self.is_raised |= self.counter >= now.unix_us;
         if let Some(scripts) = &self.scripts {
             self.difference = scripts.compare(now, op, &audience, &answer).err();
         }
@@ -188,7 +235,7 @@ impl Server {
 
     /// Evicts the token counter and a lock's ballot; the lock stays.
     pub fn evict_counter(&mut self, name: &LockName) {
-        self.counter = 0;
+        (self.counter, self.is_raised) = (0, false);
         if let Some(state) = self.locks.get_mut(name) {
             state.ballot = None;
         }
@@ -210,6 +257,7 @@ impl Server {
     /// Drops all writes after a moment, like a failover to a lagging replica, or a truncated log.
     pub fn rewind(&mut self, to: TrueTime) {
         let Some(past) = &mut self.past else { return };
+        self.is_raised = false;
         while let Some(lost) = past.pop_if(|lost| lost.at > to) {
             self.locks.insert(lost.op.name, lost.before);
             self.counter = lost.counter;
@@ -217,7 +265,10 @@ impl Server {
         if let Some(scripts) = &self.scripts {
             scripts.forget();
             for kept in past {
-                scripts.run(kept.now, &kept.op, &kept.audience);
+                match kept.is_plain {
+                    true => scripts.acquire_plainly(kept.now, &kept.op),
+                    false => _ = scripts.run(kept.now, &kept.op, &kept.audience),
+                }
             }
         }
     }
@@ -237,7 +288,7 @@ impl Server {
     /// Restarts without data.
     pub fn forget(&mut self) {
         self.locks.clear();
-        self.counter = 0;
+        (self.counter, self.is_raised) = (0, false);
         if let Some(scripts) = &self.scripts {
             scripts.forget();
         }

@@ -51,6 +51,16 @@ pub fn run_together(regime: Regime, seed: u64, keep_log: bool) -> Report {
     redis(regime, seed, keep_log, |_| (), Network::renew_together)
 }
 
+/// Like `run_in`, where clients acquire most free locks by plain commands.
+pub fn run_plain(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    redis(regime, seed, keep_log, |plan| plan.has_plain_clients = true, |_| ())
+}
+
+/// Like `run_scripts`, where clients acquire most free locks by plain commands.
+pub fn run_plain_beside_scripts(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    redis(regime, seed, keep_log, |plan| plan.has_plain_clients = true, Network::run_scripts)
+}
+
 /// Runs a schedule on the simulated Redis server.
 fn redis(
     regime: Regime,
@@ -67,6 +77,9 @@ fn redis(
         let network = Network::new(sim, oracle, clock, plan.faults);
         if plan.node_faults.rewind > 0 {
             network.remember();
+        }
+        if plan.has_plain_clients {
+            network.serve_plain_clients();
         }
         set_up(&network);
         Arc::new(network)

@@ -13,6 +13,11 @@ const SCRIPTS: Hunt = Hunt { run: world::run_scripts, again: "one_server::again_
 /// With processes that renew several locks in one request.
 const TOGETHER: Hunt = Hunt { run: world::run_together, again: "one_server::again_together", ..HUNT };
 
+/// With clients that acquire free locks by plain commands, alone and beside the scripts.
+const PLAIN: Hunt = Hunt { run: world::run_plain, again: "one_server::again_plain", ..HUNT };
+const PLAIN_SCRIPTS: Hunt =
+    Hunt { run: world::run_plain_beside_scripts, again: "one_server::again_plain_scripts", ..HUNT };
+
 #[test]
 fn no_schedule_violates_a_promise() {
     HUNT.no_violation_in(60_000);
@@ -28,6 +33,17 @@ fn the_scripts_themselves_answer_as_the_machines_in_every_schedule() {
 #[test]
 fn no_schedule_does_where_renewals_leave_together() {
     TOGETHER.no_violation_in(10_000);
+}
+
+/// Locks are strings until another client comes, and their tokens are known to the holder alone.
+#[test]
+fn no_schedule_does_where_free_locks_are_taken_by_plain_commands() {
+    PLAIN.no_violation_in(10_000);
+}
+
+#[test]
+fn the_scripts_answer_as_the_machines_where_locks_are_taken_by_plain_commands() {
+    PLAIN_SCRIPTS.no_violation_in(1_000);
 }
 
 #[test]
@@ -56,4 +72,16 @@ fn again_on_scripts() {
 #[ignore = "a tool: needs TENURE_SEED"]
 fn again_together() {
     TOGETHER.replay();
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn again_plain() {
+    PLAIN.replay();
+}
+
+#[test]
+#[ignore = "a tool: needs TENURE_SEED"]
+fn again_plain_scripts() {
+    PLAIN_SCRIPTS.replay();
 }

@@ -212,6 +212,11 @@ impl Network {
         self.inner().server.run_scripts();
     }
 
+    /// Some clients acquire free locks by plain commands from now on.
+    pub fn serve_plain_clients(&self) {
+        self.inner().server.serve_plain_clients();
+    }
+
     /// Reads the server's true state.
     pub fn with_server<T>(&self, look: impl FnOnce(&Server) -> T) -> T {
         look(&self.inner().server)
@@ -384,10 +389,15 @@ impl Network {
             }
             is_meant && !is_late
         });
-        let listeners: Vec<_> =
-            listeners.map(|listener| (listener.process, listener.publisher.clone())).collect();
+        let listeners: Vec<_> = listeners
+            .map(|listener| (listener.process, listener.publisher.clone(), listener.station.clone()))
+            .collect();
+        if inner.server.has_plain_clients() {
+            // A release by plain commands tells how many messages were sent.
+            listeners.iter().for_each(|(.., station)| station.set_alone(listeners.len() == 1));
+        }
         let rewinds = inner.rewinds;
-        for (process, listener) in listeners {
+        for (process, listener, _) in listeners {
             let parting = inner.ends[process].parting;
             if parting.loses && now < parting.messages || self.sim.chance(faults.lose_wake) {
                 self.sim.note(|| format!("p{process}: a message is lost"));

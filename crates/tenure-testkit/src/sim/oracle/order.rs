@@ -61,10 +61,15 @@ impl ReferenceModel {
     /// A message named a client that does not wait: allowed only for a reader that waited for its upgrade and
     /// is now alone.
     pub(super) fn check_told_number(&mut self, at: TrueTime, name: &LockName, number: u64) {
+        let is_ticket =
+            |owner: &Owner| self.owners.get(owner).is_some_and(|owned| owned.ticket == Some(number));
         let is_writer = |lock: &Lock| {
             lock.sort == LockKind::RwLock
                 && lock.used() == u64::from(lock.capacity)
-                && lock.places.iter().any(|place| place.holds && place.number == number)
+                && lock
+                    .places
+                    .iter()
+                    .any(|place| place.holds && (place.number == number || is_ticket(&place.owner)))
         };
         if self.locks.get(name).is_some_and(|lock| is_writer(lock) || lock.is_unseen(at)) {
             return;

@@ -235,6 +235,8 @@ pub struct Plan {
     pub place_max: Duration,
     /// How long the store keeps the place of a client that receives messages; 0 if no longer than another.
     pub kept: TrueTime,
+    /// Some clients acquire free locks by plain commands.
+    pub has_plain_clients: bool,
     /// How long a wait without a limit continues while nothing answers.
     pub patience: Duration,
     /// Maximum time for which clients hold or wait, and by which a server goes back, if that is independent
@@ -364,6 +366,7 @@ impl Plan {
             ttl: ttl(sim, 2 * SECOND, 20 * SECOND),
             place_max: lease::WAIT_MAX,
             kept: 0,
+            has_plain_clients: false,
             patience: Duration::from_secs(60),
             brief: None,
             ppm: 100,

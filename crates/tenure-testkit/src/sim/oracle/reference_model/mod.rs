@@ -102,6 +102,8 @@ pub(super) struct Owned {
     /// All processes that sent requests for it, one bit each.
     pub(super) processes: u64,
     pub(super) token: u64,
+    /// The number of its ticket, if plain commands have granted its hold before that had one.
+    pub(super) ticket: Option<u64>,
     /// Tokens of its holds that were ended by force.
     pub(super) taken: Vec<u64>,
     /// When the server set its lease first and last, and its end.
@@ -468,6 +470,7 @@ impl Owned {
             process: 0,
             processes: 0,
             token: 0,
+            ticket: None,
             taken: Vec::new(),
             granted_at: at,
             set_at: at,

@@ -105,14 +105,18 @@ impl ReferenceModel {
         if is_new {
             self.check_made(at, executed, owner);
         }
-        if held {
-            self.check_kept(at, name, owner, token);
+        let token = if held {
+            self.check_kept(at, name, owner, token)
         } else {
+            if let Some(owned) = self.owners.get_mut(owner) {
+                owned.ticket = None;
+            }
             if is_new {
                 self.check_prompt(at, name, known_since, sim);
             }
             self.let_in.push((token, owner.clone()));
-        }
+            token
+        };
         self.check_count(at, executed, owner);
         let acquired = matches!(executed.op.verb, Verb::Acquire { .. });
         let renewed = matches!(executed.op.verb, Verb::Renew { .. });
