@@ -40,6 +40,8 @@ bugs! {
     FailedRenewalExtends,
     /// A waiter that leaves swallows the wake-up meant for the next one.
     WakeSwallowed,
+    /// The only waiter asks for itself while a request for it is under way.
+    SoleAskedTwice,
     /// A dropped acquisition does not release what it may have been granted.
     DropLeaves,
     /// Releasing one of an owner's holds releases the lease that its other holds share.

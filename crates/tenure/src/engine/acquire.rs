@@ -177,6 +177,8 @@ struct Course {
     earlier: Option<Failure>,
     /// Whether a restart grace counts as a store that does not answer.
     waits_for_grace: bool,
+    /// Its request followed the release of another task.
+    handed_over: bool,
 }
 
 impl Course {
@@ -185,8 +187,8 @@ impl Course {
         let waits_for_grace =
             matches!(wait, Wait::OnceGranting) && ask.engine.store.capabilities().restart_grace.is_some();
         let (engine, heard_at) = (Arc::clone(&ask.engine), ask.since);
-        let (ask, attempt, busy_at, earlier) = (Arc::new(ask), 0, None, None);
-        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier, waits_for_grace }
+        let (ask, attempt, busy_at, earlier, handed_over) = (Arc::new(ask), 0, None, None, false);
+        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier, waits_for_grace, handed_over }
     }
 
     /// Continues after the first request.
@@ -218,9 +220,19 @@ impl Course {
                 Some(WaitOutcome::Held(held)) if at < held.lease.lost_at() => {
                     return Ok(Some(Granted { held, handed_over: true, at }));
                 }
+                Some(WaitOutcome::Free) => {
+                    self.handed_over = true;
+                    // The limit is no reason to call the store silent, as in the queue.
+                    let own = pin!(request(&self.ask, self.policy, None, at));
+                    match before(&self.engine, self.limit, own).await {
+                        Some(outcome) => asked = outcome,
+                        None => return Ok(None),
+                    }
+                    continue;
+                }
                 // The lease or the ticket expired before this future was polled: start over at the end of the
                 // queue.
-                Some(turn) => drop(turn),
+                Some(WaitOutcome::Held(_) | WaitOutcome::Gone) => {}
             }
             self.restart();
             (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
@@ -250,7 +262,7 @@ impl Course {
     fn next(&mut self, asked: RequestOutcome) -> Result<NextStep> {
         match (self.policy, asked) {
             (_, RequestOutcome::Answered(AcquireOutcome::Held(held, at))) => {
-                Ok(NextStep::Granted(Granted { held, handed_over: false, at }))
+                Ok(NextStep::Granted(Granted { held, handed_over: self.handed_over, at }))
             }
             (_, RequestOutcome::Answered(AcquireOutcome::Refused(error))) => Err(error),
             (Policy::Once, asked) => self.next_once(asked),

@@ -10,7 +10,7 @@ use tenure::internals::planted::Bug;
 use tenure_testkit::sim::cas::Versions;
 use tenure_testkit::sim::oracle::members::ONE_TRIP;
 use tenure_testkit::sim::regime::Regime;
-use tenure_testkit::sim::regressions::{CAS, ROWS};
+use tenure_testkit::sim::regressions::{CAS, ONE_SERVER, ROWS};
 use tenure_testkit::sim::report::Report;
 use tenure_testkit::sim::{cas, files, quorum, rows, scenarios, world};
 use tenure_testkit::{plant, setting};
@@ -423,7 +423,7 @@ fn every_planted_bug_has_a_test() {
     looked_for.extend(scenarios::ALL.iter().map(|(bug, _)| *bug));
     looked_for.extend(cas_scenarios::SCENARIOS.map(|(bug, _)| bug));
     looked_for.extend(rows_scenarios::OF_CODE.map(|(bug, _)| bug));
-    looked_for.extend([CAS, ROWS].into_iter().flatten().filter_map(|(.., bug)| *bug));
+    looked_for.extend([ONE_SERVER, CAS, ROWS].into_iter().flatten().filter_map(|(.., bug)| *bug));
     for (bug, file) in ELSEWHERE {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(file);
         let text = fs::read_to_string(&path).expect("a source");

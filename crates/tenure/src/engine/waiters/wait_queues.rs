@@ -51,6 +51,8 @@ pub(in crate::engine) struct QueuedWaiter<S: Strategy> {
 #[derive(Debug)]
 pub(in crate::engine) enum WaitOutcome {
     Held(Hold),
+    /// The lock may be free, and nobody is behind: the waiter asks for it itself.
+    Free,
     /// The ticket has expired, or the store has forgotten it.
     Gone,
 }
