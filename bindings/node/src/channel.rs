@@ -11,6 +11,7 @@ use napi::bindgen_prelude::{Array, Buffer, Function};
 use napi::threadsafe_function::{ThreadsafeFunction, ThreadsafeFunctionCallMode};
 use napi::{Env, Status};
 use napi_derive::napi;
+use tenure::bindings::Report;
 use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
@@ -75,9 +76,11 @@ impl Drop for Reporter {
     fn drop(&mut self) {
         let (kind, value) = match self.outcome.take() {
             Some(Ok(value)) => (DONE, value),
-            Some(Err(failure)) => (FAILED, failure.into()),
-            None if std::thread::panicking() => (FAILED, Failure::new("unknown", "the call panicked").into()),
-            None => (FAILED, Failure::new("closed", "the locks are closed").into()),
+            Some(Err(failure)) => (FAILED, Value::of(failure)),
+            None if std::thread::panicking() => {
+                (FAILED, Value::of(Failure::new("unknown", "the call panicked")))
+            }
+            None => (FAILED, Value::of(Failure::new("closed", "the locks are closed"))),
         };
         self.thread.push(self.id, kind, value);
     }
@@ -117,7 +120,7 @@ impl Thread {
     /// Asks JavaScript during a call, under a lock with this token.
     pub async fn ask(&self, id: u32, what: &str, fence: Option<u64>) -> std::result::Result<Answer, Refused> {
         let answer = self.answer(id);
-        self.push(id, ASKED, vec![what.into(), fence.map_or(Value::Null, Value::Token)].into());
+        self.push(id, ASKED, Value::Report(Report::List(vec![what.into(), fence.map(Report::Token).into()])));
         answer.await
     }
 
@@ -128,22 +131,27 @@ impl Thread {
         async move { answer.await.unwrap_or(Err(Refused)) }
     }
 
-    pub fn add_hold(&self, slot: &Arc<Slot>) -> u64 {
-        let id = self.next.fetch_add(1, Ordering::Relaxed);
-        let mut holds = lock(&self.holds);
-        holds.insert(id, Arc::downgrade(slot));
+    pub fn next_hold(&self) -> u64 {
+        self.next.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub fn add_hold(&self, slot: &Arc<Slot>) {
+        lock(&self.holds).insert(slot.id, Arc::downgrade(slot));
         // Later than `release_holds` of the end.
         if self.is_over() {
             slot.clear();
         }
-        id
     }
 
-    /// Forgets a hold that JavaScript no longer refers to.
-    pub fn remove_hold(&self, id: u64, was_held: bool) {
+    /// Forgets a hold that has been released.
+    pub fn remove_hold(&self, id: u64) {
         lock(&self.holds).remove(&id);
-        if was_held && !self.is_over() {
-            self.push(0, DONE, Value::Null); // the process may be idle now
+    }
+
+    /// Has JavaScript look whether the process is idle now.
+    pub fn told_of_drop(&self) {
+        if !self.is_over() {
+            self.push(0, DONE, Value::NULL);
         }
     }
 

@@ -1,11 +1,9 @@
 //! Errors of the library, for JavaScript.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use napi::Status;
-
-use crate::value::Value;
+use tenure::bindings::{Report, message};
 
 /// The kind of an error as one word, which becomes the `code` of the JavaScript error.
 pub struct Code(String);
@@ -44,24 +42,15 @@ impl Failure {
 impl From<tenure::Error> for Failure {
     /// With the messages of its causes.
     fn from(error: tenure::Error) -> Self {
-        let mut message = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
-            if !message.contains(&text) {
-                message += &format!(": {text}");
-            }
-            cause = error.source();
-        }
         Self {
             lock: error.lock().map(ToString::to_string),
             store: error.store().map(ToOwned::to_owned),
-            ..Self::new(error.kind().as_str(), message)
+            ..Self::new(error.kind().as_str(), message(&error))
         }
     }
 }
 
-impl From<Failure> for Value {
+impl From<Failure> for Report {
     fn from(failure: Failure) -> Self {
         Self::Object(vec![
             ("code", failure.code.into()),

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, Weak};
 
 use napi::bindgen_prelude::BigInt;
 use napi_derive::napi;
+use tenure::bindings::{AnyGuard, AnyLock, Candidacy, Report};
 use tenure::metrics::Groups;
 use tenure::{Elections, Jobs, Listing, Multi, Observer, Owner, Renewal};
 
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
-use crate::error::{Result, checked, closed, invalid, millis};
-use crate::hold::{Held, Hold};
-use crate::kinds::{Kind, LockSpec, acquire, owner};
+use crate::error::{Failure, Result, checked, closed, invalid, millis};
+use crate::hold::Hold;
+use crate::kinds::{LockSpec, lock_of, owner};
 use crate::value::{self, Value};
 
 type Cell = Mutex<Option<tenure::Locks>>;
@@ -72,29 +73,54 @@ impl Handle {
         self.client.number
     }
 
-    /// A hold, or `null` for a busy lock.
-    pub fn granted(&self, held: Option<Held>) -> Value {
-        granted(vec![self.clone()], held)
+    /// Starts a call that returns a report.
+    pub fn report<T: Into<Report>, E: Into<Failure>>(
+        &self,
+        id: u32,
+        work: impl Future<Output = std::result::Result<T, E>> + Send + 'static,
+    ) {
+        self.call(id, async move { work.await.map(Value::of).map_err(Into::into) });
+    }
+
+    /// Starts a call that returns a hold, or `null` for a busy lock.
+    pub fn grant<G: Into<AnyGuard>>(
+        &self,
+        id: u32,
+        work: impl Future<Output = tenure::Result<Option<G>>> + Send + 'static,
+    ) {
+        let stores = vec![self.clone()];
+        self.call(id, async move { Ok(granted(stores, work.await?)) });
     }
 }
 
-fn granted(stores: Vec<Handle>, held: Option<Held>) -> Value {
-    held.map_or(Value::Null, |held| Value::Hold(Box::new(Hold::new(stores, held))))
+pub fn granted(stores: Vec<Handle>, held: Option<impl Into<AnyGuard>>) -> Value {
+    held.map_or(Value::NULL, |held| Value::Hold(Box::new(Hold::new(stores, held.into()))))
 }
 
 /// How locks are held. Times are in milliseconds.
 #[napi(object)]
 pub struct StoreOptions {
+    /// The lease: how long the lock outlives a holder that is gone. Default: 15 s.
     pub ttl: Option<f64>,
+    /// Whether the lease is renewed while the guard lives. Default: yes, at a third of the lease.
     pub renew: Option<bool>,
+    /// Maximum time one guard may hold the lock, however often it is renewed. Default: no limit.
     pub max_hold: Option<f64>,
+    /// How long before another client can get the lock its loss is reported. At most a third of the lease.
     pub grace: Option<f64>,
+    /// Binds the hold to child processes too, on `file:` stores.
     pub inherit_liveness: Option<bool>,
+    /// Timeout of one request. Default: 1 s.
     pub op_timeout: Option<f64>,
+    /// How long a wait keeps retrying while the store does not answer at all. Default: 60 s.
     pub patience: Option<f64>,
+    /// Text shown to people beside the holder's user, host and process.
     pub label: Option<String>,
+    /// Prepended to each name to form the store's key.
     pub prefix: Option<String>,
+    /// Allows a mutex without a fencing token on a server that forbids scripts.
     pub unfenced: Option<bool>,
+    /// A character: metrics are grouped by the part of a lock's name before it.
     pub group_by: Option<String>,
 }
 
@@ -114,11 +140,11 @@ impl Store {
     }
 
     /// Starts a call with the locks.
-    pub fn start<F>(&self, id: u32, work: impl FnOnce(tenure::Locks) -> F) -> Result<()>
+    pub fn start<F, T: Into<Report>>(&self, id: u32, work: impl FnOnce(tenure::Locks) -> F) -> Result<()>
     where
-        F: Future<Output = Outcome> + Send + 'static,
+        F: Future<Output = tenure::Result<T>> + Send + 'static,
     {
-        self.handle.call(id, work(self.locks()?));
+        self.handle.report(id, work(self.locks()?));
         Ok(())
     }
 
@@ -126,9 +152,9 @@ impl Store {
         Stream { source: Arc::new(tokio::sync::Mutex::new(source)), handle: self.handle.clone() }
     }
 
-    fn acquire(&self, id: u32, stores: Vec<Handle>, kind: Kind, wait: Option<f64>) -> Result<()> {
+    fn acquire(&self, id: u32, stores: Vec<Handle>, lock: AnyLock, wait: Option<f64>) -> Result<()> {
         let wait = wait.map(|wait| millis("waitMs", wait)).transpose()?;
-        self.handle.call(id, async move { Ok(granted(stores, acquire(&kind, wait).await?)) });
+        self.handle.call(id, async move { Ok(granted(stores, lock.acquire(wait).await?)) });
         Ok(())
     }
 }
@@ -187,12 +213,12 @@ impl Store {
 
     #[napi]
     pub fn ping(&self, id: u32) -> Result<()> {
-        self.start(id, async move |locks| Ok(locks.ping().await?.into()))
+        self.start(id, async move |locks| locks.ping().await)
     }
 
     #[napi]
     pub fn flush(&self, id: u32) -> Result<()> {
-        self.start(id, async move |locks| Ok(locks.flush().await?.into()))
+        self.start(id, async move |locks| locks.flush().await)
     }
 
     /// Cancels the calls of the client, releases its locks, and waits for the releases. Later calls are refused.
@@ -215,14 +241,14 @@ impl Store {
             };
             drop(locks);
             drop(root);
-            Ok(flushed?.into())
+            Ok(Value::of(flushed?))
         });
     }
 
     /// Waits for `wait` milliseconds, 0 to try once, or without a limit.
     #[napi]
     pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<f64>) -> Result<()> {
-        self.acquire(id, vec![self.handle.clone()], Kind::of(&self.locks()?, spec)?, wait)
+        self.acquire(id, vec![self.handle.clone()], lock_of(&self.locks()?, spec)?, wait)
     }
 
     /// Several locks, each of its store, all or none.
@@ -235,42 +261,34 @@ impl Store {
         wait: Option<f64>,
     ) -> Result<()> {
         let parts =
-            stores.iter().zip(specs).map(|(store, spec)| Kind::of(&store.locks()?, spec)?.into_part());
+            stores.iter().zip(specs).map(|(store, spec)| checked(lock_of(&store.locks()?, spec)?.part()));
         let all = Multi::new(parts.collect::<Result<Vec<_>>>()?);
         let stores = stores.iter().map(|store| store.handle.clone()).collect();
-        self.acquire(id, stores, Kind::Multi(checked(all)?), wait)
+        self.acquire(id, stores, AnyLock::Multi(checked(all)?), wait)
     }
 
     /// Refuses an invalid name or number of permits.
     #[napi]
     pub fn check(&self, spec: LockSpec) -> Result<()> {
-        Kind::of(&self.locks()?, spec).map(|_| ())
+        lock_of(&self.locks()?, spec).map(drop)
     }
 
     /// How often the owner of a reentrant mutex holds it.
     #[napi]
     pub fn hold_count(&self, id: u32, spec: LockSpec) -> Result<()> {
-        let kind = Kind::of(&self.locks()?, spec)?;
-        self.handle.call(id, async move {
-            let count = match kind {
-                Kind::Reentrant(lock) => lock.hold_count().await?,
-                _ => 0,
-            };
-            Ok(count.into())
-        });
-        Ok(())
+        let lock = lock_of(&self.locks()?, spec)?;
+        self.start(id, async move |_| lock.hold_count().await)
     }
 
     #[napi]
     pub fn set_permits(&self, id: u32, name: String, permits: u32) -> Result<()> {
         let semaphore = checked(self.locks()?.semaphore(name, permits))?;
-        self.handle.call(id, async move { Ok(semaphore.set_permits(permits).await?.into()) });
-        Ok(())
+        self.start(id, async move |_| semaphore.set_permits(permits).await)
     }
 
     #[napi]
     pub fn inspect(&self, id: u32, name: String) -> Result<()> {
-        self.start(id, async move |locks| Ok(locks.inspect(name).await?.into()))
+        self.start(id, async move |locks| locks.inspect(name).await)
     }
 
     /// The held `locks`, `jobs` or `elections`.
@@ -301,7 +319,7 @@ impl Store {
         };
         self.start(id, async move |locks| {
             Ok(match (by, token) {
-                (Some(by), _) => locks.force_release_owner(name, &by).await?.into(),
+                (Some(by), _) => Report::from(locks.force_release_owner(name, &by).await?),
                 (None, Some(token)) => locks.force_release_token(name, token).await?.into(),
                 (None, None) => locks.force_release(name).await?.into(),
             })
@@ -311,29 +329,27 @@ impl Store {
     /// Removes a string of another program.
     #[napi]
     pub fn force_release_foreign(&self, id: u32, name: String) -> Result<()> {
-        self.start(id, async move |locks| Ok(locks.force_release_foreign(name).await?.into()))
+        self.start(id, async move |locks| locks.force_release_foreign(name).await)
     }
 
     /// Asks the holders to stop.
     #[napi]
     pub fn request_stop(&self, id: u32, name: String, reason: String) -> Result<()> {
-        self.start(id, async move |locks| Ok(locks.request_stop(name, &reason).await?.into()))
+        self.start(id, async move |locks| locks.request_stop(name, &reason).await)
     }
 
     #[napi]
     pub fn resume(&self, id: u32, name: String, by: String) -> Result<()> {
-        let (by, handle) = (owner(&by)?, self.handle.clone());
-        self.start(id, async move |locks| {
-            let guard = locks.resume(name, &by).await?;
-            Ok(handle.granted(guard.map(Held::Plain)))
-        })
+        let (by, locks) = (owner(&by)?, self.locks()?);
+        self.handle.grant(id, async move { locks.resume(name, &by).await });
+        Ok(())
     }
 
     /// Extends a detached hold: its remaining milliseconds, or `null` if it has ended.
     #[napi]
     pub fn renew_detached(&self, id: u32, name: String, by: String) -> Result<()> {
         let by = owner(&by)?;
-        self.start(id, async move |locks| Ok(locks.renew_detached(name, &by).await?.into()))
+        self.start(id, async move |locks| locks.renew_detached(name, &by).await)
     }
 
     #[napi]
@@ -348,6 +364,7 @@ pub enum Source {
     Jobs(Jobs),
     Elections(Elections),
     Changes(Observer),
+    Terms(Candidacy),
 }
 
 /// Values that come one by one.
@@ -359,18 +376,24 @@ pub struct Stream {
 
 #[napi]
 impl Stream {
-    /// The next value; `null` after the last, or if it does not wait for the next change.
+    /// The next value; `null` after the last, if it does not wait for the next change, and for a candidate once the
+    /// call is answered.
     #[napi]
     pub fn next(&self, id: u32, waits: bool) {
-        let source = Arc::clone(&self.source);
+        let (source, handle) = (Arc::clone(&self.source), self.handle.clone());
+        let answer = handle.thread().answer(id);
         self.handle.call(id, async move {
-            Ok(match &mut *source.lock().await {
+            Ok(Value::Report(match &mut *source.lock().await {
                 Source::Locks(listing) => listing.next().await?.into(),
                 Source::Jobs(jobs) => jobs.next().await?.into(),
                 Source::Elections(elections) => elections.next().await?.into(),
                 Source::Changes(observer) if waits => observer.next().await?.into(),
                 Source::Changes(observer) => observer.try_next().await?.into(),
-            })
+                Source::Terms(candidacy) => {
+                    let term = candidacy.campaign_until(async { drop(answer.await) }).await?;
+                    return Ok(granted(vec![handle], term));
+                }
+            }))
         });
     }
 }

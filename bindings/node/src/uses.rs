@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use napi_derive::napi;
-use tenure::{CacheValue, Entry, Frees, Outage, Overdue, Period};
+use tenure::bindings::{self, Candidacy, Report};
+use tenure::{CacheValue, Entry, Period};
 
 use crate::channel::{Outcome, Refused, Thread};
 use crate::error::{Failure, Result, checked, invalid, millis};
-use crate::hold::Held;
-use crate::store::{Handle, Source, Store, Stream};
+use crate::store::{Source, Store, Stream};
 use crate::value::Value;
 
 type Failed = Box<dyn std::error::Error + Send + Sync>;
@@ -30,47 +30,46 @@ impl CacheValue for Json {
     }
 }
 
+/// What an optional word names.
+fn or_default<T: Default>(word: Option<String>, named: fn(&str) -> tenure::Result<T>) -> Result<T> {
+    word.map_or(Ok(T::default()), |word| checked(named(&word)))
+}
+
 /// JavaScript replaces this failure by its own error; without one its thread has ended.
 fn refused(_: Refused) -> Failure {
     Failure::new("closed", "the locks are closed")
-}
-
-/// Whether to compute, the default, or to fail.
-fn computes(what: &str, text: Option<&str>) -> Result<bool> {
-    match text {
-        None | Some("compute") => Ok(true),
-        Some("fail") => Ok(false),
-        Some(other) => Err(invalid(format!("{what}: got {other:?}, expected compute or fail"))),
-    }
-}
-
-fn overdue_of(text: Option<&str>) -> Result<Overdue> {
-    Ok(if computes("overdue", text)? { Overdue::Compute } else { Overdue::Fail })
-}
-
-fn outage_of(text: Option<&str>) -> Result<Outage> {
-    Ok(if computes("outage", text)? { Outage::Compute } else { Outage::Fail })
 }
 
 /// How a value is cached. Times are in milliseconds.
 #[napi(object)]
 pub struct CacheSpec {
     pub name: String,
-    /// `json`, `text` or `bytes`.
-    pub codec: String,
+    /// How long a value is fresh.
+    pub ttl: f64,
+    /// How values are written. A value that `json` would change silently is an error. Default: `json`.
+    #[napi(ts_type = "'json' | 'text' | 'bytes'")]
+    pub codec: Option<String>,
+    /// How long after its ttl a value may still be returned while one caller computes the next.
     pub stale: Option<f64>,
+    /// How long a caller waits for another caller's computation. Default: 5 s.
     pub wait: Option<f64>,
+    /// What it does then: compute too, or fail with the code `overdue`. Default: `compute`.
+    #[napi(ts_type = "'compute' | 'fail'")]
     pub overdue: Option<String>,
+    /// What it does if the store does not answer. Default: `compute`.
+    #[napi(ts_type = "'compute' | 'fail'")]
     pub outage: Option<String>,
+    /// How eagerly one caller recomputes before the value expires. Default: 1.
     pub early: Option<f64>,
+    /// The share of its ttl by which a value expires early, at random. Default: 0.1.
     pub jitter: Option<f64>,
     pub max_bytes: Option<u32>,
 }
 
 fn cache_of(locks: &tenure::Locks, spec: CacheSpec) -> Result<tenure::Cache> {
     let mut cache = checked(locks.cache(spec.name))?
-        .overdue(overdue_of(spec.overdue.as_deref())?)
-        .outage(outage_of(spec.outage.as_deref())?)
+        .overdue(or_default(spec.overdue, bindings::overdue)?)
+        .outage(or_default(spec.outage, bindings::outage)?)
         .stale(millis("stale", spec.stale.unwrap_or_default())?);
     if let Some(wait) = spec.wait {
         cache = cache.wait(millis("wait", wait)?);
@@ -115,7 +114,7 @@ async fn cached<T: CacheValue + Send + 'static>(
         }
     };
     let bytes = value.map(|value| value.encode()).transpose();
-    Ok(bytes.map_err(|error| Failure::new("invalid", error.to_string()))?.into())
+    bytes.map(Value::of).map_err(|error| Failure::new("invalid", error.to_string()))
 }
 
 /// The value of bytes that JavaScript encoded, which are of the codec.
@@ -127,10 +126,10 @@ fn decoded<T: CacheValue>(bytes: &[u8]) -> std::result::Result<T, Refused> {
 impl Store {
     /// The stored bytes: of `get`, `compute` or `refresh`.
     #[napi]
-    pub fn cache(&self, id: u32, spec: CacheSpec, what: String, ttl: f64) -> Result<()> {
-        let (codec, handle, ttl) = (spec.codec.clone(), self.handle(), millis("ttl", ttl)?);
+    pub fn cache(&self, id: u32, spec: CacheSpec, what: String) -> Result<()> {
+        let (codec, handle, ttl) = (spec.codec.clone(), self.handle(), millis("ttl", spec.ttl)?);
         let (cache, thread) = (cache_of(&self.locks()?, spec)?, Arc::clone(handle.thread()));
-        match codec.as_str() {
+        match codec.as_deref().unwrap_or("json") {
             "json" => handle.call(id, cached::<Json>(cache, what, ttl, thread, id)),
             "text" => handle.call(id, cached::<String>(cache, what, ttl, thread, id)),
             "bytes" => handle.call(id, cached::<Vec<u8>>(cache, what, ttl, thread, id)),
@@ -142,7 +141,7 @@ impl Store {
     #[napi]
     pub fn cache_invalidate(&self, id: u32, spec: CacheSpec) -> Result<()> {
         let cache = cache_of(&self.locks()?, spec)?;
-        self.start(id, async move |_| Ok(cache.invalidate().await?.into()))
+        self.start(id, async move |_| cache.invalidate().await)
     }
 
     /// Asks for `get` and, if there is no value, perhaps for `compute` with a token, which is missing without the lock.
@@ -157,38 +156,37 @@ impl Store {
         outage: Option<String>,
     ) -> Result<()> {
         let mut fill = checked(self.locks()?.fill(name))?
-            .overdue(overdue_of(overdue.as_deref())?)
-            .outage(outage_of(outage.as_deref())?);
+            .overdue(or_default(overdue, bindings::overdue)?)
+            .outage(or_default(outage, bindings::outage)?);
         if let Some(wait) = wait {
             fill = fill.wait(millis("wait", wait)?);
         }
         let thread = Arc::clone(self.handle().thread());
-        self.start(id, async move |_| {
+        self.handle().call(id, async move {
             let get = || async { Ok(thread.ask(id, "get", None).await?.0.map(drop)) };
             let compute = async |guard: Option<&tenure::Guard>| {
                 thread.ask(id, "compute", guard.map(tenure::Guard::fence)).await.map(drop)
             };
             fill.run(get, compute).await?.map_err(refused)?;
-            Ok(Value::Null)
-        })
+            Ok(Value::NULL)
+        });
+        Ok(())
     }
 
     /// Begins a run: a hold, or `null` if the job has run or is running.
     #[napi]
     pub fn begin(&self, id: u32, spec: JobSpec) -> Result<()> {
-        let (job, handle) = (job_of(&self.locks()?, spec)?, self.handle().clone());
-        self.start(id, async move |_| Ok(begun(&handle, job.try_begin().await?)))
+        let job = job_of(&self.locks()?, spec)?;
+        self.handle().grant(id, async move { job.try_begin().await });
+        Ok(())
     }
 
     /// Waits until the job may begin, and begins it: a hold, or `null` once the call is answered.
     #[napi]
     pub fn begin_next(&self, id: u32, spec: JobSpec) -> Result<()> {
-        let (job, handle) = (job_of(&self.locks()?, spec)?, self.handle().clone());
-        let stop = handle.thread().answer(id);
-        self.start(id, async move |_| {
-            let end = async { drop(stop.await) };
-            Ok(begun(&handle, job.begin_until(end).await?))
-        })
+        let (job, stop) = (job_of(&self.locks()?, spec)?, self.handle().thread().answer(id));
+        self.handle().grant(id, async move { job.begin_until(async { drop(stop.await) }).await });
+        Ok(())
     }
 
     /// The most recent run for `last`, that of the runner that is asked to `stop`; `reset` forgets it.
@@ -197,7 +195,7 @@ impl Store {
         let job = job_of(&self.locks()?, spec)?;
         self.start(id, async move |_| {
             Ok(match what.as_str() {
-                "last" => job.last().await?.into(),
+                "last" => Report::from(job.last().await?),
                 "stop" => job.request_stop(&reason).await?.into(),
                 _ => job.reset().await?.into(),
             })
@@ -207,22 +205,25 @@ impl Store {
     /// Waits until this process leads.
     #[napi]
     pub fn campaign(&self, id: u32, name: String, payload: String) -> Result<()> {
-        let (election, handle) = (checked(self.locks()?.election(name, payload))?, self.handle().clone());
-        self.start(id, async move |_| {
-            let term = election.campaign().await?;
-            Ok(handle.granted(Some(Held::Term(Box::new(term)))))
-        })
+        let election = checked(self.locks()?.election(name, payload))?;
+        self.handle().grant(id, async move { election.campaign().await.map(Some) });
+        Ok(())
+    }
+
+    /// The terms of this process, which is a candidate again and again.
+    #[napi]
+    pub fn terms(&self, name: String, payload: String) -> Result<Stream> {
+        let election = checked(self.locks()?.election(name, payload))?;
+        Ok(self.stream(Source::Terms(Candidacy::new(election))))
     }
 
     /// The leader, or `null`. It is asked to stop if there is a reason.
     #[napi]
     pub fn leader(&self, id: u32, name: String, stop: Option<String>) -> Result<()> {
         let election = checked(self.locks()?.election(name, ""))?;
-        self.start(id, async move |_| {
-            Ok(match stop {
-                Some(reason) => election.request_stop(&reason).await?.into(),
-                None => election.leader().await?.into(),
-            })
+        self.start(id, async move |_| match stop {
+            Some(reason) => election.request_stop(&reason).await,
+            None => election.leader().await,
         })
     }
 
@@ -244,9 +245,12 @@ pub struct JobSpec {
     /// Of `cron`.
     pub expression: Option<String>,
     pub zone: Option<String>,
+    /// How long after the start of a window a run may begin. Default: the whole window.
     pub open_for: Option<f64>,
-    /// `nothing`, `failure` or `failure_or_loss`.
+    /// What lets a window be used again. Default: `failure`.
+    #[napi(ts_type = "'nothing' | 'failure' | 'failure_or_loss'")]
     pub reopens_on: Option<String>,
+    /// Runs by hand although the job has run in its window.
     pub again: Option<bool>,
 }
 
@@ -268,20 +272,7 @@ fn job_of(locks: &tenure::Locks, spec: JobSpec) -> Result<tenure::OncePer> {
     if let Some(open_for) = spec.open_for {
         period = period.open_for(millis("openFor", open_for)?);
     }
-    let frees = match spec.reopens_on.as_deref() {
-        None => Frees::default(),
-        Some("nothing") => Frees::Nothing,
-        Some("failure") => Frees::Failure,
-        Some("failure_or_loss") => Frees::FailureOrLoss,
-        Some(other) => {
-            let expected = "expected nothing, failure or failure_or_loss";
-            return Err(invalid(format!("reopensOn: got {other:?}, {expected}")));
-        }
-    };
-    let job = checked(locks.once_per(spec.name, period))?.frees(frees);
+    let job =
+        checked(locks.once_per(spec.name, period))?.frees(or_default(spec.reopens_on, bindings::frees)?);
     Ok(job.again(spec.again.unwrap_or_default()))
-}
-
-fn begun(handle: &Handle, turn: Option<tenure::Turn>) -> Value {
-    handle.granted(turn.map(|turn| Held::Turn(Box::new(turn))))
 }

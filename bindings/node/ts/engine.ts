@@ -47,6 +47,8 @@ interface Call {
   answer: Answer | undefined;
   thrown: { error: unknown } | undefined;
   forget: (() => void) | undefined;
+  /** What the call is about, such as a guard, which must not be collected meanwhile. */
+  about: unknown;
 }
 
 /** Answers a question of the library: a value as bytes, and how long it is to be kept. */
@@ -127,7 +129,7 @@ export function start<T>(begin: (id: number) => void, options: CallOptions = {})
     const id = last;
     checked(() => begin(id));
     const isQuiet = options.isQuiet ?? false;
-    const call: Call = { resolve, reject, isQuiet, answer: answer && AsyncResource.bind(answer), thrown: undefined, forget: undefined };
+    const call: Call = { resolve, reject, isQuiet, answer: answer && AsyncResource.bind(answer), thrown: undefined, forget: undefined, about: isQuiet ? undefined : begin };
     calls.set(id, call);
     if (!isQuiet) loud += 1;
     if (!isAwake) settle();

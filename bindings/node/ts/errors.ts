@@ -79,6 +79,9 @@ export function millis(what: string, time: Time): number {
   return value;
 }
 
+/** Options of the addon whose times may be texts. */
+export type Timed<T, K> = { [P in keyof T]: P extends K ? Time : T[P] };
+
 /** Options as the addon takes them: times are milliseconds. */
 type Plain<T> = { [K in keyof T]: Time extends T[K] ? Exclude<T[K], string> : T[K] };
 

@@ -28,20 +28,19 @@ class Loss {
  * While it lives, the library renews its lease on a thread of its own, also while the event loop is blocked.
  */
 export class Guard {
-  /** @internal */ readonly hold: Hold;
   #loss: Loss | undefined;
-  /** The name of the lock, without the prefix. */
-  readonly name: string;
 
   /** @internal */
-  constructor(hold: Hold) {
-    this.hold = hold;
-    this.name = hold.name;
+  constructor(/** @internal */ readonly hold: Hold) {}
+
+  /** The name of the lock, without the prefix. */
+  get name(): string {
+    return this.hold.name;
   }
 
   /** The fencing token: larger than that of every earlier grant of this name. */
   get fence(): bigint {
-    return this.hold.fence;
+    return this.hold.fences[0] as bigint;
   }
 
   /** The owner, as others see it: `user/label@host:pid/id`. */
@@ -96,15 +95,13 @@ export class Guard {
   }
 
   /** @internal */
-  async change<T>(what: string, text?: string, time?: number): Promise<T> {
-    const result: T | null = await start((id) => this.hold.change(id, what, text, time));
-    if (result === null) throw new TenureError("invalid", `this guard has no ${what}`, { lock: this.name });
-    return result;
+  change<T>(what: string, text?: string, time?: number): Promise<T> {
+    return start((id) => this.hold.change(id, what, text, time));
   }
 
   /** Releases the lock. Rejects with a `LostError` if it was no longer held, so that another client may have held it. */
-  async release(): Promise<void> {
-    await this.change("release");
+  release(): Promise<void> {
+    return this.change("release");
   }
 
   /** Gives up the guard without releasing the lock, and returns the owner, for `Locks.resume` in another process. */
@@ -114,7 +111,7 @@ export class Guard {
 
   /** Gives up the guard but keeps the lock taken for this time, so that work is not repeated at once. */
   async keepFor(time: Time): Promise<void> {
-    await this.change("keep", undefined, millis("time", time));
+    return this.change("keep", undefined, millis("time", time));
   }
 
   /** Resolves when the holder is asked to stop, or with `null` once the lock is released or lost. */
@@ -139,8 +136,8 @@ export class Guard {
 /** A held side of a read-write lock. */
 export class RwGuard extends Guard {
   /** Makes a writer or an upgradeable reader a reader. No other writer can hold in between. */
-  async downgrade(): Promise<void> {
-    await this.change("downgrade");
+  downgrade(): Promise<void> {
+    return this.change("downgrade");
   }
 
   /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
@@ -151,8 +148,8 @@ export class RwGuard extends Guard {
 
 /** Several held locks. The loss of one is the loss of all. */
 export class MultiGuard extends Guard {
-  /** The fencing token of each lock, by its name. There is none of all. */
-  get fences(): Record<string, bigint> {
+  /** The fencing token of each lock, in the order in which the locks were given. There is none of all. */
+  get fences(): bigint[] {
     return this.hold.fences;
   }
 
@@ -164,8 +161,8 @@ export class MultiGuard extends Guard {
 /** A leader's term. */
 export class Term extends Guard {
   /** Changes the leader's payload. */
-  async update(payload: string): Promise<void> {
-    await this.change("update", payload);
+  update(payload: string): Promise<void> {
+    return this.change("update", payload);
   }
 }
 
@@ -183,8 +180,8 @@ export class Turn extends Guard {
   }
 
   /** Ends the run as failed. */
-  async fail(why: unknown): Promise<void> {
-    await this.change("fail", textOf(why));
+  fail(why: unknown): Promise<void> {
+    return this.change("fail", textOf(why));
   }
 
   /** Ends the run as failed, unless it has been released: a block that throws does not reach its `release`. */
@@ -219,6 +216,13 @@ export async function held<T, G extends Guard>(guard: G, work: (guard: G) => T |
     throw error;
   }
   return value;
+}
+
+/** Does the work under each guard that `next` gets, until that is `null`. */
+export async function heldEach<G extends Guard>(
+  next: () => Promise<G | null>, work: (guard: G) => unknown, onError: (error: unknown) => void, signal?: AbortSignal,
+): Promise<void> {
+  for (let guard; (guard = await next()) !== null; ) await held(guard, work, signal).catch(onError);
 }
 
 /** The guard of a hold, or `null` for a busy lock. */

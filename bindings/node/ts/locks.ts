@@ -1,38 +1,15 @@
 import { catchSignals, channel, native, start } from "./engine.js";
-import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
+import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time, type Timed } from "./errors.js";
 import { granted, Guard, held, MultiGuard, RwGuard } from "./guards.js";
-import type { Hold, LockSpec, Store } from "./native.js";
+import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
 import type { ElectionStatus, ForcedRelease, JobStatus, Status } from "./reports.js";
-import { Cache, Election, fill, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
-
-/** How locks are held. */
-export interface Options {
-  /** The lease: how long the lock outlives a holder that is gone. Default: 15 s. */
-  ttl?: Time;
-  /** Whether the lease is renewed while the guard lives. Default: yes, at a third of the lease. */
-  renew?: boolean;
-  /** Maximum time one guard may hold the lock, however often it is renewed. Default: no limit. */
-  maxHold?: Time;
-  /** How long before another client can get the lock its loss is reported. At most a third of the lease. */
-  grace?: Time;
-  /** Binds the hold to child processes too, on `file:` stores. */
-  inheritLiveness?: boolean;
-  /** Timeout of one request. Default: 1 s. */
-  opTimeout?: Time;
-  /** How long a wait keeps retrying while the store does not answer at all. Default: 60 s. */
-  patience?: Time;
-  /** Text shown to people beside the holder's user, host and process. */
-  label?: string;
-  /** Prepended to each name to form the store's key. */
-  prefix?: string;
-  /** Allows a mutex without a fencing token on a server that forbids scripts. */
-  unfenced?: boolean;
-  /** A character: metrics are grouped by the part of a lock's name before it. */
-  groupBy?: string;
-}
+import { Cache, Election, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
 
 const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"] as const;
 const OTHERS = ["renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as const;
+
+/** How locks are held. */
+export type Options = Timed<StoreOptions, (typeof TIMES)[number]>;
 
 function configured(store: Store, options: Options | undefined): Store {
   return options === undefined ? store : checked(() => store.configured(optionsOf(options, OTHERS, TIMES)));
@@ -139,36 +116,28 @@ async function all<T>(listed: AsyncIterable<T>): Promise<T[]> {
 
 /** The locks of a store: see `connect`. */
 export class Locks {
-  readonly #store: Store;
-
   /** @internal */
-  constructor(store: Store) {
-    this.#store = store;
+  constructor(/** @internal */ readonly native: Store) {
     catchSignals();
   }
 
   /** The URL of the store, without its credentials. */
   get url(): string {
-    return checked(() => this.#store.url);
+    return checked(() => this.native.url);
   }
 
   /** The lease in milliseconds. */
   get ttl(): number {
-    return checked(() => this.#store.ttl);
-  }
-
-  /** @internal */
-  get native(): Store {
-    return this.#store;
+    return checked(() => this.native.ttl);
   }
 
   /** The same store with changed options. Both are closed together. */
   with(options: Options): Locks {
-    return new Locks(configured(this.#store, options));
+    return new Locks(configured(this.native, options));
   }
 
   #one<G extends Guard>(spec: LockSpec, options: Options | undefined, guard: new (hold: Hold) => G): Lock<G> {
-    return new Lock(configured(this.#store, options), spec, guard);
+    return new Lock(configured(this.native, options), spec, guard);
   }
 
   /** A lock with one holder at a time. */
@@ -184,17 +153,17 @@ export class Locks {
   /** A lock with one owner at a time, who may hold it several times. The owner is this object, unless one is named. */
   reentrantMutex(name: string, { owner, ...options }: Options & { owner?: string } = {}): ReentrantMutex {
     const by = owner ?? native.newOwner(options.label ?? "");
-    return new ReentrantMutex(configured(this.#store, options), { kind: "reentrant", name, owner: by }, Guard);
+    return new ReentrantMutex(configured(this.native, options), { kind: "reentrant", name, owner: by }, Guard);
   }
 
   /** A lock with many readers or one writer. */
   rwlock(name: string, options?: Options): RwLock {
-    return new RwLock(configured(this.#store, options), name);
+    return new RwLock(configured(this.native, options), name);
   }
 
   /** A lock with this number of permits, on which all users of the name must agree. */
   semaphore(name: string, permits: number, options?: Options): Semaphore {
-    return new Semaphore(configured(this.#store, options), { kind: "permits", name, permits: whole("permits", permits) }, Guard);
+    return new Semaphore(configured(this.native, options), { kind: "permits", name, permits: whole("permits", permits) }, Guard);
   }
 
   /**
@@ -203,39 +172,50 @@ export class Locks {
    */
   multi(...locks: (string | Lock<any>)[]): Lock<MultiGuard> {
     const parts = locks.flatMap((lock) => (typeof lock === "string" ? this.mutex(lock) : Array.isArray(lock.spec) ? lock.spec : lock));
-    return new Lock(this.#store, parts, MultiGuard);
+    return new Lock(this.native, parts, MultiGuard);
   }
 
   /** Values that one caller computes for a whole fleet, kept in this store. */
   cache<T = any>(name: string, options: CacheOptions): Cache<T> {
-    return new Cache(this.#store, name, options);
+    return new Cache(this.native, name, options);
   }
 
-  /** Lets one caller fill a cache of the program's own: see `fill`. */
-  fill<T>(
+  /**
+   * Lets one caller fill a cache of the program's own. Returns what `get` finds or, if that is `null` or `undefined`,
+   * what `compute` returns, which must put the value into the cache itself. It gets the fencing token of the lock, or
+   * `null` without the lock: after the wait, or in an outage.
+   */
+  async fill<T>(
     name: string, get: () => T | null | undefined | PromiseLike<T | null | undefined>,
     compute: (fence: bigint | null) => T | PromiseLike<T>, options: FillOptions = {},
   ): Promise<T> {
-    return fill(this.#store, name, options, get, compute);
+    let value: T | null | undefined;
+    const answer = async (what: string, fence: bigint | null) => {
+      value = await (what === "get" ? get() : compute(fence));
+      return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
+    };
+    const { wait, overdue, outage } = optionsOf(options, ["overdue", "outage"], ["wait"]);
+    await start((id) => this.native.fill(id, name, wait, overdue, outage), { answer });
+    return value as T;
   }
 
   /** A job that runs at most once in each window of a period. */
   oncePer(name: string, period: Period, options: JobOptions = {}): OncePer {
-    return new OncePer(this.#store, name, period, options);
+    return new OncePer(this.native, name, period, options);
   }
 
   /** An election of one leader. The payload tells others how to reach the leader. */
   election(name: string, options: { payload?: string } = {}): Election {
-    return new Election(this.#store, name, optionsOf(options, ["payload"]).payload ?? "");
+    return new Election(this.native, name, optionsOf(options, ["payload"]).payload ?? "");
   }
 
   /** The state of a lock with its holders, or `null` if it is free. */
   inspect(name: string): Promise<Status | null> {
-    return start((id) => this.#store.inspect(id, name));
+    return start((id) => this.native.inspect(id, name));
   }
 
   async *#listed<T>(what: string, prefix: string): AsyncGenerator<T, void> {
-    const listed = checked(() => this.#store.list(what, prefix));
+    const listed = checked(() => this.native.list(what, prefix));
     for (let next; (next = await start<T | null>((id) => listed.next(id, true))) !== null; ) yield next;
   }
 
@@ -261,47 +241,47 @@ export class Locks {
   async forceRelease(name: string, only?: { owner?: string; token?: bigint }): Promise<any> {
     const { owner, token } = only === undefined ? {} : optionsOf(only, ["owner", "token"]);
     if (only !== undefined && (owner == null) === (token == null)) throw new TenureError("invalid", "forceRelease: expected one of owner and token");
-    return start((id) => this.#store.forceRelease(id, name, owner, token));
+    return start((id) => this.native.forceRelease(id, name, owner, token));
   }
 
   /** Removes a string that another program stored as a lock, and returns it; `null` if there is none. */
   forceReleaseForeign(name: string): Promise<Status | null> {
-    return start((id) => this.#store.forceReleaseForeign(id, name));
+    return start((id) => this.native.forceReleaseForeign(id, name));
   }
 
   /** Asks the holders of a lock to stop, and returns them; `null` if it is free. See `Guard.stopRequested`. */
   requestStop(name: string, reason = ""): Promise<Status | null> {
-    return start((id) => this.#store.requestStop(id, name, reason));
+    return start((id) => this.native.requestStop(id, name, reason));
   }
 
   /** Takes over a hold that `Guard.detach` gave up, perhaps in another process; `null` if it has ended. */
   resume(name: string, owner: string): Promise<Guard | null> {
-    return granted(Guard, start((id) => this.#store.resume(id, name, owner)));
+    return granted(Guard, start((id) => this.native.resume(id, name, owner)));
   }
 
   /** Extends a detached hold to a full ttl, and returns its remaining milliseconds; `null` if it has ended. */
   renewDetached(name: string, owner: string): Promise<number | null> {
-    return start((id) => this.#store.renewDetached(id, name, owner));
+    return start((id) => this.native.renewDetached(id, name, owner));
   }
 
   /** The metrics of this process and store, as Prometheus reads them. */
   prometheus(): string {
-    return checked(() => this.#store.prometheus());
+    return checked(() => this.native.prometheus());
   }
 
   /** Checks that the store answers. */
   ping(): Promise<void> {
-    return start((id) => this.#store.ping(id));
+    return start((id) => this.native.ping(id));
   }
 
   /** Waits for background releases, for at most `opTimeout`. */
   flush(): Promise<void> {
-    return start((id) => this.#store.flush(id));
+    return start((id) => this.native.flush(id));
   }
 
   /** Ends waits, releases all locks taken through these, and waits for the releases. Later calls are refused. */
   close(): Promise<void> {
-    return start((id) => this.#store.close(id));
+    return start((id) => this.native.close(id));
   }
 
   [Symbol.asyncDispose](): Promise<void> {

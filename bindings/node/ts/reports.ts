@@ -43,7 +43,7 @@ export interface StopRequest {
 
 /** What a forced release found: `other` if somebody else holds the lock, and the state before. */
 export interface ForcedRelease {
-  result: "free" | "ended" | "other";
+  kind: "free" | "ended" | "other";
   status: Status | null;
 }
 
@@ -66,15 +66,16 @@ export interface ElectionStatus {
   unlisted: number;
 }
 
-/** A change of leadership: `missed` counts those that passed unseen. */
+/** A change of leadership. */
 export interface Change {
-  what: "elected" | "updated" | "resigned" | "missed" | "rewritten";
+  kind: "elected" | "updated" | "resigned" | "missed" | "rewritten";
   leader: Leader | null;
-  count: number | null;
+  /** How many changes passed unseen. */
+  missed: number;
 }
 
-/** How a run of a job ended. */
-export interface Outcome {
+/** One of the last runs of a job. */
+export interface PastRun {
   begun: number;
   ended: number | null;
   fence: bigint;
@@ -83,10 +84,11 @@ export interface Outcome {
   why: string | null;
   /** The exit code of a command. */
   code: number | null;
+  host: string;
 }
 
 /** The most recent run of a job. */
-export interface LastRun extends Outcome {
+export interface LastRun extends Omit<PastRun, "host"> {
   window: [number, number];
   owner: string;
   /** The rest of the runner's lease. */
@@ -103,7 +105,7 @@ export interface JobStatus {
   /** The windows as text, if the job recorded them. */
   schedule: string | null;
   last: LastRun;
-  runs: (Outcome & { host: string })[];
+  runs: PastRun[];
   /** When its next window begins. */
   next: number;
   /** For how long a run is overdue. */

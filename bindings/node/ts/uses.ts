@@ -1,32 +1,14 @@
 import { start } from "./engine.js";
-import { checked, millis, optionsOf, TenureError, whole, type Time } from "./errors.js";
-import { granted, held, Term, Turn } from "./guards.js";
-import type { CacheSpec, Hold, JobSpec, Store } from "./native.js";
+import { checked, millis, optionsOf, TenureError, whole, type Time, type Timed } from "./errors.js";
+import { granted, held, heldEach, Term, Turn } from "./guards.js";
+import type { CacheSpec, Hold, JobSpec, Store, Stream } from "./native.js";
 import type { Change, LastRun, Leader } from "./reports.js";
 
-interface Waiting {
-  /** How long a caller waits for another caller's computation. Default: 5 s. */
-  wait?: Time;
-  /** What it does then: compute too, or fail with the code `overdue`. Default: `compute`. */
-  overdue?: "compute" | "fail";
-  /** What it does if the store does not answer. Default: `compute`. */
-  outage?: "compute" | "fail";
-}
-
 /** How a cache keeps its values. */
-export interface CacheOptions extends Waiting {
-  /** How long a value is fresh. */
-  ttl: Time;
-  /** How values are written. A value that `json` would change silently is an error. Default: `json`. */
-  codec?: "json" | "text" | "bytes";
-  /** How long after its ttl a value may still be returned while one caller computes the next. */
-  stale?: Time;
-  /** How eagerly one caller recomputes before the value expires. Default: 1. */
-  early?: number;
-  /** The share of its ttl by which a value expires early, at random. Default: 0.1. */
-  jitter?: number;
-  maxBytes?: number;
-}
+export type CacheOptions = Timed<Omit<CacheSpec, "name">, "ttl" | "stale" | "wait">;
+
+/** How a cache of the program's own is filled. */
+export type FillOptions = Pick<CacheOptions, "wait" | "overdue" | "outage">;
 
 /** Returned by a computation if there is no value. Nobody computes again for `ttl`. */
 export class Absent {
@@ -66,19 +48,17 @@ const DECODERS = {
 export class Cache<T = any> {
   readonly #store: Store;
   readonly #spec: Omit<CacheSpec, "name">;
-  readonly #decode: (bytes: Buffer) => any;
-  readonly #ttl: number;
+  readonly #codec: keyof typeof DECODERS;
 
   /** @internal */
   constructor(store: Store, readonly name: string, options: CacheOptions) {
     const names = ["overdue", "outage", "codec", "early", "jitter", "maxBytes"] as const;
-    const { ttl, codec = "json", ...others } = optionsOf(options, names, ["ttl", "stale", "wait"]);
-    if (others.maxBytes !== undefined) whole("maxBytes", others.maxBytes);
+    const spec = optionsOf(options, names, ["ttl", "stale", "wait"]);
+    if (spec.maxBytes !== undefined) whole("maxBytes", spec.maxBytes);
     this.#store = store;
-    this.#ttl = millis("ttl", ttl);
-    this.#spec = { ...others, codec };
-    this.#decode = DECODERS[codec];
-    if (this.#decode === undefined) throw new TenureError("invalid", `codec: got ${codec}, expected json, text or bytes`);
+    this.#spec = { ...spec, ttl: millis("ttl", spec.ttl) };
+    this.#codec = spec.codec ?? "json";
+    if (!(this.#codec in DECODERS)) throw new TenureError("invalid", `codec: got ${this.#codec}, expected json, text or bytes`);
   }
 
   async #ask(key: string, what: string, compute?: () => unknown): Promise<any> {
@@ -86,12 +66,12 @@ export class Cache<T = any> {
       const value = await compute?.();
       if (what === "refresh" && (value instanceof Absent || value instanceof Uncached)) throw new TenureError("invalid", "refresh: expected a value to store");
       if (value instanceof Absent) return { ttl: millis("ttl", value.ttl) };
-      if (value instanceof Uncached) return { bytes: encoded(this.#spec.codec, value.value) };
-      return { bytes: encoded(this.#spec.codec, value), ttl: this.#ttl };
+      if (value instanceof Uncached) return { bytes: encoded(this.#codec, value.value) };
+      return { bytes: encoded(this.#codec, value), ttl: this.#spec.ttl };
     };
     const spec = { ...this.#spec, name: `${this.name}:${key}` };
-    const bytes: Buffer | null = await start((id) => this.#store.cache(id, spec, what, this.#ttl), { answer });
-    return bytes === null ? null : this.#decode(bytes);
+    const bytes: Buffer | null = await start((id) => this.#store.cache(id, spec, what), { answer });
+    return bytes === null ? null : DECODERS[this.#codec](bytes);
   }
 
   /** The stored value, fresh or stale; `null` if there is none. */
@@ -112,27 +92,6 @@ export class Cache<T = any> {
   invalidate(key: string): Promise<void> {
     return start((id) => this.#store.cacheInvalidate(id, { ...this.#spec, name: `${this.name}:${key}` }));
   }
-}
-
-/** How a cache of the program's own is filled. */
-export type FillOptions = Waiting;
-
-/**
- * Returns what `get` finds or, if that is `null` or `undefined`, what `compute` returns, which must put the value into
- * the cache itself. It gets the fencing token of the lock, or `null` without the lock: after the wait, or in an outage.
- */
-export async function fill<T>(
-  store: Store, name: string, options: FillOptions, get: () => T | null | undefined | PromiseLike<T | null | undefined>,
-  compute: (fence: bigint | null) => T | PromiseLike<T>,
-): Promise<T> {
-  let value: T | null | undefined;
-  const answer = async (what: string, fence: bigint | null) => {
-    value = await (what === "get" ? get() : compute(fence));
-    return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
-  };
-  const { wait, overdue, outage } = optionsOf(options, ["overdue", "outage"], ["wait"]);
-  await start((id) => store.fill(id, name, wait, overdue, outage), { answer });
-  return value as T;
 }
 
 /** The windows of a job: each is of this length, or as `daily`, `weekly`, `monthly` and `cron` return them. */
@@ -164,17 +123,23 @@ export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
 export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...optionsOf(zone, ["zone"]) });
 
 /** How a job repeats. */
-export interface JobOptions {
-  /** How long after the start of a window a run may begin. Default: the whole window. */
-  openFor?: Time;
-  /** What lets a window be used again. Default: `failure`. */
-  reopensOn?: "nothing" | "failure" | "failure_or_loss";
-  /** Runs by hand although the job has run in its window. */
-  again?: boolean;
-}
+export type JobOptions = Timed<Pick<JobSpec, "openFor" | "reopensOn" | "again">, "openFor">;
 
 /** Whether a job ran here, and what it returned. */
 export type Run<T> = { ran: true; value: T } | { ran: false; value?: undefined };
+
+/** How long work is repeated. */
+export interface Repeated {
+  /** Ends it. */
+  signal?: AbortSignal;
+  /** Is told of work that failed. Default: a warning of the process. */
+  onError?: (error: unknown) => void;
+}
+
+function repeated(what: string, options: Repeated): Repeated & { onError: (error: unknown) => void } {
+  const warn = (error: unknown) => process.emitWarning(`${what} failed: ${String(error)}`, "TenureWarning");
+  return { onError: warn, ...optionsOf(options, ["signal", "onError"]) };
+}
 
 /** A job that runs at most once in each window. The store's clock decides, and the store records that the job ran. */
 export class OncePer {
@@ -201,13 +166,10 @@ export class OncePer {
   }
 
   /** Runs the job in each window until `signal` fires. A run in progress is finished; one that fails goes to `onError`. */
-  async runEach(job: (turn: Turn) => unknown, options: { signal?: AbortSignal; onError?: (error: unknown) => void } = {}): Promise<void> {
-    const { signal, onError = (error: unknown) => process.emitWarning(`job ${this.name} failed: ${String(error)}`, "TenureWarning") } = optionsOf(options, ["signal", "onError"]);
-    while (!signal?.aborted) {
-      const turn = await granted(Turn, start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true }));
-      if (turn === null) return;
-      await held(turn, job).catch(onError);
-    }
+  async runEach(job: (turn: Turn) => unknown, options: Repeated = {}): Promise<void> {
+    const { signal, onError } = repeated(`job ${this.name}`, options);
+    const begin = () => granted(Turn, start((id) => this.#store.beginNext(id, this.#spec), { signal, endsByAnswer: true }));
+    await heldEach(begin, job, onError);
   }
 
   /** The most recent run. */
@@ -246,6 +208,17 @@ export class Election {
     return held(await this.campaign(options), work, options.signal);
   }
 
+  /**
+   * Leads again and again until `signal` fires, which `term.signal` passes on. Once the work has ended or failed, this
+   * process resigns, and is a candidate again after a second, or up to a minute if its terms are short; after a lost
+   * term at once. A store that is away is waited for.
+   */
+  async leadForever(work: (term: Term) => unknown, options: Repeated = {}): Promise<void> {
+    const { signal, onError } = repeated(`leader of ${this.name}`, options), terms = checked(() => this.#store.terms(this.name, this.payload));
+    const campaign = () => granted(Term, start((id) => terms.next(id, true), { signal, endsByAnswer: true }));
+    await heldEach(campaign, work, onError, signal);
+  }
+
   /** The leader, if there is one now. */
   leader(): Promise<Leader | null> {
     return start((id) => this.#store.leader(id, this.name));
@@ -257,14 +230,39 @@ export class Election {
   }
 
   /** The changes of leadership from now on, until `signal` fires. The first is the leader at that time, if any. */
-  observe(options: { signal?: AbortSignal } = {}): AsyncGenerator<Change, void> {
-    const { signal } = optionsOf(options, ["signal"]), changes = checked(() => this.#store.observe(this.name));
-    const first = start<Change | null>((id) => changes.next(id, false), { signal });
-    first.catch(() => {}); // it is told by `next`
-    return (async function* () {
-      const leader = await first;
-      if (leader !== null) yield leader;
-      for (;;) yield await start<Change>((id) => changes.next(id, true), { signal });
-    })();
+  observe(options: { signal?: AbortSignal } = {}): Observer {
+    return new Observer(checked(() => this.#store.observe(this.name)), optionsOf(options, ["signal"]).signal);
+  }
+}
+
+/** The changes of leadership of an election, in order. */
+export class Observer implements AsyncIterableIterator<Change> {
+  #first: Promise<Change | null> | undefined;
+
+  /** @internal */
+  constructor(private readonly changes: Stream, private readonly signal: AbortSignal | undefined) {
+    this.#first = this.#ask(false);
+    this.#first.catch(() => {}); // it is told by the first call
+  }
+
+  #ask(waits: boolean): Promise<Change | null> {
+    const first = this.#first;
+    this.#first = undefined;
+    const next = () => start<Change | null>((id) => this.changes.next(id, waits), { signal: this.signal });
+    return first === undefined ? next() : first.then((change) => change ?? next());
+  }
+
+  /** The next change that the store has already; `null` if there is none. */
+  tryNext(): Promise<Change | null> {
+    return this.#ask(false);
+  }
+
+  /** Waits for the next change. */
+  async next(): Promise<IteratorYieldResult<Change>> {
+    return { done: false, value: (await this.#ask(true)) as Change };
+  }
+
+  [Symbol.asyncIterator](): this {
+    return this;
   }
 }

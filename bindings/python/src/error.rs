@@ -1,10 +1,10 @@
 //! Errors of the library as exceptions of the package.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use tenure::bindings::message;
 
 /// `tenure._errors.make(kind, message, lock, store)`.
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
@@ -22,16 +22,7 @@ fn make(kind: &str, message: &str, lock: Option<&str>, store: Option<&str>) -> P
 
 /// The exception of an error, with the messages of its causes.
 pub fn of(error: &tenure::Error) -> PyErr {
-    let mut message = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let text = error.to_string();
-        if !message.contains(&text) {
-            message += &format!(": {text}");
-        }
-        cause = error.source();
-    }
-    make(error.kind().as_str(), &message, error.lock().map(|name| name.as_str()), error.store())
+    make(error.kind().as_str(), &message(error), error.lock().map(|name| name.as_str()), error.store())
 }
 
 pub fn invalid(message: &str) -> PyErr {

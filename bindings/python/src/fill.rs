@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use tenure::bindings;
 
 use crate::error;
-use crate::locks::Root;
+use crate::locks::{Root, checked};
 use crate::op::{Op, converted};
 use crate::process::Owned;
 use crate::question::{Ask, Question};
-use crate::uses::{outage_of, overdue_of};
 
 /// Lets one caller fill a cache of the program's own.
 #[pyclass(frozen, module = "tenure._native")]
@@ -26,8 +26,8 @@ impl Fill {
         overdue: &str,
         outage: &str,
     ) -> PyResult<Self> {
-        let fill = fill.wait(error::seconds("wait", wait)?).overdue(overdue_of(overdue)?);
-        let fill = fill.outage(outage_of(outage)?);
+        let fill = fill.wait(error::seconds("wait", wait)?).overdue(checked(bindings::overdue(overdue))?);
+        let fill = fill.outage(checked(bindings::outage(outage))?);
         Ok(Self { fill: Owned::new(fill), _root: Owned::new(root) })
     }
 }

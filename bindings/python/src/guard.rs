@@ -1,150 +1,26 @@
 //! Holds: the guards of all kinds of locks and uses.
 
-use std::future::{pending, poll_fn};
+use std::future::poll_fn;
 use std::pin::{Pin, pin};
-use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use pyo3::prelude::*;
-use tenure::{
-    Guard, HoldEnd, Lost, MultiGuard, StopRequest, Term, Turn, UpgradeableGuard, WriteGuard, bindings,
-};
+use tenure::bindings::AnyGuard;
+use tenure::{Guard, HoldEnd, Lost};
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 
 use crate::error;
-use crate::locks::Root;
-use crate::op::{Convert, Op, converted, done};
+use crate::locks::{Root, checked};
+use crate::op::{Convert, Op, told};
 use crate::process::{Owned, Process, lock};
 use crate::values;
 
-/// A guard of any kind.
-pub enum Held {
-    Single(Guard, Mutex<Side>),
-    Multi(MultiGuard),
-    Term(Box<Term>),
-    Turn(Box<Turn>),
-}
-
-/// What a guard of a read-write lock may become.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// Also of other locks.
-    Reader,
-    Upgradeable,
-    Writer,
-}
-
-impl Held {
-    pub fn plain(guard: impl Into<Guard>) -> Self {
-        Self::Single(guard.into(), Mutex::new(Side::Reader))
-    }
-
-    pub fn upgradeable(guard: UpgradeableGuard) -> Self {
-        Self::Single(guard.into(), Mutex::new(Side::Upgradeable))
-    }
-
-    pub fn writer(guard: WriteGuard) -> Self {
-        Self::Single(guard.into(), Mutex::new(Side::Writer))
-    }
-
-    /// The guards of its locks.
-    fn guards(&self) -> &[Guard] {
-        match self {
-            Self::Single(guard, _) => slice::from_ref(guard),
-            Self::Multi(guards) => guards,
-            Self::Term(term) => slice::from_ref(term.guard()),
-            Self::Turn(turn) => slice::from_ref(turn.guard()),
-        }
-    }
-
-    /// The guard of a single lock.
-    fn guard(&self) -> Option<&Guard> {
-        match self {
-            Self::Multi(_) => None,
-            held => held.guards().first(),
-        }
-    }
-
-    fn lost(&self) -> Lost {
-        match self {
-            Self::Multi(guards) => guards.lost(),
-            Self::Term(term) => term.lost(),
-            held => held.guard().expect("only a multi-lock has several guards").lost(),
-        }
-    }
-
-    fn remaining(&self) -> f64 {
-        let remaining = match self {
-            Self::Multi(guards) => guards.remaining(),
-            held => held.guard().expect("only a multi-lock has several guards").remaining(),
-        };
-        remaining.as_secs_f64()
-    }
-
-    async fn verify(&self) -> tenure::Result<()> {
-        match self {
-            Self::Multi(guards) => guards.verify().await,
-            held => held.guard().expect("only a multi-lock has several guards").verify().await,
-        }
-    }
-
-    async fn release(self) -> tenure::Result<()> {
-        match self {
-            Self::Single(guard, _) => guard.release().await,
-            Self::Multi(guards) => guards.release().await,
-            Self::Term(term) => term.resign().await,
-            Self::Turn(turn) => turn.succeed().await,
-        }
-    }
-
-    /// Waits for a request to stop: to the leader, to the runner of a job, or to the holder of any of the locks.
-    async fn stop_requested(&self, locks: Option<&tenure::Locks>) -> tenure::Result<StopRequest> {
-        match (self, locks) {
-            (Self::Term(term), None) => term.stop_requested().await,
-            (Self::Turn(turn), None) => turn.stop_requested().await,
-            (held, Some(locks)) => first(held.guards().iter().map(|guard| locks.stop_requested(guard))).await,
-            _ => pending().await,
-        }
-    }
-}
-
-/// Waits for all of these, and returns the first error.
-async fn all(parts: impl Iterator<Item = impl Future<Output = tenure::Result<()>>>) -> tenure::Result<()> {
-    let (mut parts, mut result): (Vec<_>, _) = (parts.map(Box::pin).collect(), Ok(()));
-    poll_fn(|context| {
-        parts.retain_mut(|part| match part.as_mut().poll(context) {
-            Poll::Ready(done) => {
-                let before = std::mem::replace(&mut result, Ok(()));
-                result = before.and(done);
-                false
-            }
-            Poll::Pending => true,
-        });
-        if parts.is_empty() { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    result
-}
-
-/// Waits for the first of these.
-async fn first<T>(parts: impl Iterator<Item = impl Future<Output = T>>) -> T {
-    let mut parts: Vec<_> = parts.map(Box::pin).collect();
-    poll_fn(|context| {
-        let ready = parts.iter_mut().find_map(|part| match part.as_mut().poll(context) {
-            Poll::Ready(value) => Some(value),
-            Poll::Pending => None,
-        });
-        ready.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
-}
-
 /// A guard until it is consumed or dropped.
 struct Kept {
-    held: Option<Held>,
+    held: Option<AnyGuard>,
     /// A drop leaves the lock to its lease.
     is_left: AtomicBool,
     /// Changes of the guard come one after the other.
@@ -152,16 +28,15 @@ struct Kept {
 }
 
 impl Kept {
-    fn held(&self) -> &Held {
+    fn held(&self) -> &AnyGuard {
         self.held.as_ref().expect("only its end takes it")
     }
 }
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        if let (Some(Held::Single(guard, _)), true) = (self.held.take(), self.is_left.load(Ordering::Acquire))
-        {
-            bindings::leave(guard);
+        if let (Some(held), true) = (self.held.take(), self.is_left.load(Ordering::Acquire)) {
+            held.leave();
         }
     }
 }
@@ -187,7 +62,7 @@ impl Use {
         self.kept.as_ref().expect("it is taken only by the drop")
     }
 
-    fn held(&self) -> &Held {
+    fn held(&self) -> &AnyGuard {
         self.kept().held()
     }
 
@@ -211,7 +86,7 @@ impl Drop for Use {
 }
 
 impl Shared {
-    fn new(held: Held) -> Self {
+    fn new(held: AnyGuard) -> Self {
         let (held, is_left, changes) = (Some(held), AtomicBool::new(false), tokio::sync::Mutex::default());
         Self { kept: Arc::new(Kept { held, is_left, changes }), idle: Arc::default(), ending: Arc::default() }
     }
@@ -222,7 +97,7 @@ impl Shared {
     }
 
     /// Waits until no request uses the guard, and returns it.
-    async fn into_held(self) -> Held {
+    async fn into_held(self) -> AnyGuard {
         let Self { mut kept, idle, ending } = self;
         ending.notify_waiters();
         loop {
@@ -264,36 +139,29 @@ pub struct Hold {
     fence: u64,
     #[pyo3(get)]
     owner: String,
-    /// The names and tokens of a multi-lock.
+    /// The token of each lock.
     #[pyo3(get)]
-    parts: Vec<(String, u64)>,
-    /// The window of a run of a job, in seconds since 1970.
+    fences: Vec<u64>,
+    /// The window of a run of a job, in seconds since 1970, and how late it began.
     #[pyo3(get)]
-    window: Option<(f64, f64)>,
+    window: Option<(f64, f64, f64)>,
 }
 
 impl Hold {
-    pub fn new(root: Arc<Root>, held: Held) -> Self {
-        let (name, fence, owner, parts) = match (&held, held.guard()) {
-            (_, Some(guard)) => {
-                (guard.name().to_string(), guard.fence(), guard.owner().to_string(), Vec::new())
-            }
-            (Held::Multi(guards), _) => {
-                let parts = guards.iter().map(|guard| (guard.name().to_string(), guard.fence()));
-                (String::new(), 0, String::new(), parts.collect())
-            }
-            _ => unreachable!("only a multi-lock has several guards"),
+    pub fn new(root: Arc<Root>, held: AnyGuard) -> Self {
+        let fences: Vec<_> = held.guards().iter().map(Guard::fence).collect();
+        let names: Vec<_> = held.guards().iter().map(|guard| guard.name().as_str()).collect();
+        let name = names.join(", ");
+        let (fence, owner) = match held.guards() {
+            [guard] => (guard.fence(), guard.owner().to_string()),
+            _ => (0, String::new()),
         };
-        let window = match &held {
-            Held::Turn(turn) => {
-                let window = turn.window();
-                Some((values::seconds(window.start), values::seconds(window.end)))
-            }
-            _ => None,
-        };
+        let window = held.window().map(|(window, late)| {
+            (values::seconds(window.start), values::seconds(window.end), late.as_secs_f64())
+        });
         let slot = Arc::new(Slot(Mutex::new(Some(Shared::new(held)))));
         let id = Process::current().add_hold(&slot);
-        Self { slot: Owned::new(slot), _root: Owned::new(root), id, name, fence, owner, parts, window }
+        Self { slot: Owned::new(slot), _root: Owned::new(root), id, name, fence, owner, fences, window }
     }
 
     fn lend(&self) -> PyResult<Use> {
@@ -304,8 +172,9 @@ impl Hold {
     pub fn until_asked(&self, locks: Option<tenure::Locks>) -> PyResult<Op> {
         let mut lent = self.lend()?;
         Ok(Op::new(async move {
-            let asked = lent.until_ended(async |kept| kept.held().stop_requested(locks.as_ref()).await).await;
-            converted(asked.transpose(), |py, request| values::optional(py, request, values::stop_request))
+            let asked =
+                lent.until_ended(async |kept| kept.held().stop_requested(locks.as_slice()).await).await;
+            told(asked.transpose())
         }))
     }
 
@@ -314,6 +183,12 @@ impl Hold {
         let shared = self.slot.get()?.take().ok_or_else(error::released)?;
         shared.kept.is_left.store(false, Ordering::Release);
         Ok(shared)
+    }
+
+    /// As `take`, of a single lock.
+    fn take_single(&self) -> PyResult<Shared> {
+        checked(self.lend()?.held().check_single())?;
+        self.take()
     }
 
     /// The end of the hold, if it is known: released, or lost with an error.
@@ -353,21 +228,14 @@ impl Hold {
     }
 
     fn remaining(&self) -> PyResult<f64> {
-        Ok(lock(&self.slot.get()?.0).as_ref().map_or(0.0, |shared| shared.kept.held().remaining()))
+        Ok(lock(&self.slot.get()?.0)
+            .as_ref()
+            .map_or(0.0, |shared| shared.kept.held().lost().remaining().as_secs_f64()))
     }
 
     fn lost(&self) -> PyResult<Loss> {
         let lent = self.lend()?;
         Ok(Loss(Owned::new(lent.held().lost())))
-    }
-
-    /// How many seconds after the start of its window the run of a job began.
-    fn late_by(&self) -> PyResult<f64> {
-        let lent = self.lend()?;
-        Ok(match lent.held() {
-            Held::Turn(turn) => turn.late_by().as_secs_f64(),
-            _ => 0.0,
-        })
     }
 
     /// Waits until a leader or the runner of a job is asked to stop, as `Locks.stop_requested`.
@@ -377,20 +245,18 @@ impl Hold {
 
     fn verify(&self) -> PyResult<Op> {
         let lent = self.lend()?;
-        Ok(Op::new(async move { done(lent.held().verify().await) }))
+        Ok(Op::new(async move { told(lent.held().verify().await) }))
     }
 
     fn renew(&self) -> PyResult<Op> {
         let lent = self.lend()?;
-        Ok(Op::new(async move { done(all(lent.held().guards().iter().map(Guard::renew)).await) }))
+        Ok(Op::new(async move { told(lent.held().renew().await) }))
     }
 
     /// Sets the end of a lease that is not renewed to this many seconds from now.
     fn renew_for(&self, seconds: f64) -> PyResult<Op> {
         let (time, lent) = (error::seconds("time", seconds)?, self.lend()?);
-        Ok(Op::new(async move {
-            done(all(lent.held().guards().iter().map(|guard| bindings::renew_for(guard, time))).await)
-        }))
+        Ok(Op::new(async move { told(lent.held().renew_for(time).await) }))
     }
 
     /// From here on, a drop leaves the lock to its lease instead of releasing it.
@@ -401,30 +267,17 @@ impl Hold {
 
     fn release(&self) -> PyResult<Op> {
         let shared = self.take()?;
-        Ok(Op::new(async move { done(shared.into_held().await.release().await) }))
+        Ok(Op::new(async move { told(shared.into_held().await.release().await) }))
     }
 
     fn detach(&self) -> PyResult<Op> {
-        let shared = self.take()?;
-        Ok(Op::new(async move {
-            let Held::Single(guard, _) = shared.into_held().await else {
-                return misused("only a single lock can be detached; the locks are released");
-            };
-            converted(guard.detach().await, |py, owner| {
-                Ok(owner.as_str().into_pyobject(py)?.into_any().unbind())
-            })
-        }))
+        let shared = self.take_single()?;
+        Ok(Op::new(async move { told(shared.into_held().await.detach().await) }))
     }
 
     fn keep_for(&self, seconds: f64) -> PyResult<Op> {
-        let time = error::seconds("time", seconds)?;
-        let shared = self.take()?;
-        Ok(Op::new(async move {
-            let Held::Single(guard, _) = shared.into_held().await else {
-                return misused("only a single lock can be kept; the locks are released");
-            };
-            done(guard.keep_for(time).await)
-        }))
+        let (time, shared) = (error::seconds("time", seconds)?, self.take_single()?);
+        Ok(Op::new(async move { told(shared.into_held().await.keep_for(time).await) }))
     }
 
     /// Makes a writer or an upgradeable reader a reader. After a cancellation or an error, the store may have
@@ -433,16 +286,7 @@ impl Hold {
         let lent = self.lend()?;
         Ok(Op::new(async move {
             let _change = lent.kept().changes.lock().await;
-            match lent.held() {
-                Held::Single(guard, side) if *lock(side) != Side::Reader => {
-                    let downgraded = bindings::downgrade(guard).await;
-                    if downgraded.is_ok() {
-                        *lock(side) = Side::Reader;
-                    }
-                    done(downgraded)
-                }
-                _ => misused("only a writer or an upgradeable reader can be downgraded"),
-            }
+            told(lent.held().downgrade().await)
         }))
     }
 
@@ -455,21 +299,10 @@ impl Hold {
         Ok(Op::new(async move {
             let upgraded = lent.until_ended(async |kept| {
                 let _change = kept.changes.lock().await;
-                let (guard, side) = match kept.held() {
-                    Held::Single(guard, side) if *lock(side) == Side::Upgradeable => (guard, side),
-                    _ => return None,
-                };
-                let upgraded = bindings::upgrade(guard, limit).await;
-                if matches!(upgraded, Ok(true)) {
-                    *lock(side) = Side::Writer;
-                }
-                Some(upgraded)
+                kept.held().upgrade(limit).await
             });
             match upgraded.await {
-                Some(Some(upgraded)) => converted(upgraded, |py, is_writer| {
-                    Ok(is_writer.into_pyobject(py)?.to_owned().into_any().unbind())
-                }),
-                Some(None) => misused("only an upgradeable reader can be upgraded"),
+                Some(upgraded) => told(upgraded),
                 None => over(),
             }
         }))
@@ -480,27 +313,15 @@ impl Hold {
         let lent = self.lend()?;
         Ok(Op::new(async move {
             let _change = lent.kept().changes.lock().await;
-            match lent.held() {
-                Held::Term(term) => done(bindings::update(term, payload).await),
-                _ => misused("only a leader has a payload"),
-            }
+            told(lent.held().update(payload).await)
         }))
     }
 
     /// Ends the run of a job that failed.
     fn fail(&self, why: String) -> PyResult<Op> {
         let shared = self.take()?;
-        Ok(Op::new(async move {
-            match shared.into_held().await {
-                Held::Turn(turn) => done(turn.fail(why).await),
-                other => done(other.release().await),
-            }
-        }))
+        Ok(Op::new(async move { told(shared.into_held().await.fail(why).await) }))
     }
-}
-
-fn misused(message: &'static str) -> Convert {
-    Box::new(move |_| Err(error::invalid(message)))
 }
 
 /// The error of a call whose guard was released meanwhile.

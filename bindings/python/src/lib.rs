@@ -46,7 +46,7 @@ mod _native {
     #[pymodule_export]
     use super::testing::{Control, Elsewhere, testing_store};
     #[pymodule_export]
-    use super::uses::{Cache, Changes, Election, OncePer, Stop};
+    use super::uses::{Cache, Candidacy, Changes, Election, OncePer, Stop};
 
     use pyo3::prelude::*;
 

@@ -1,16 +1,18 @@
 //! Stores and their locks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use tenure::bindings::{AnyGuard, AnyLock, Report};
 use tenure::metrics::Groups;
-use tenure::{FairMutex, Listing, Multi, Mutex, Owner, Part, ReentrantMutex, Renewal, RwLock, Semaphore};
+use tenure::{Listing, Multi, Owner, Renewal};
 
 use crate::error;
 use crate::fill::Fill;
-use crate::guard::{Held, Hold};
-use crate::op::{Convert, Op, converted, done};
+use crate::guard::Hold;
+use crate::op::{Convert, Op, converted, told};
 use crate::process::{Owned, Process};
 use crate::uses::{Cache, Election, OncePer};
 use crate::values;
@@ -76,15 +78,18 @@ impl Locks {
         Ok(Arc::clone(self.root.get()?))
     }
 
-    fn handle(&self, kind: Kind) -> PyResult<Lock> {
+    fn handle(&self, kind: AnyLock) -> PyResult<Lock> {
         Ok(Lock::new(self.root()?, kind))
     }
 }
 
 /// Converts a guard, or `None` for a busy lock.
-pub fn guarded(root: Arc<Root>, held: tenure::Result<Option<Held>>) -> Convert {
+pub fn guarded<G>(root: Arc<Root>, held: tenure::Result<Option<G>>) -> Convert
+where
+    G: Into<AnyGuard> + Send + 'static,
+{
     converted(held, |py, held| match held {
-        Some(held) => Ok(Py::new(py, Hold::new(root, held))?.into_any()),
+        Some(held) => Ok(Py::new(py, Hold::new(root, held.into()))?.into_any()),
         None => Ok(py.None()),
     })
 }
@@ -169,33 +174,33 @@ impl Locks {
 
     fn ping(&self) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move { done(locks.ping().await) }))
+        Ok(Op::new(async move { told(locks.ping().await) }))
     }
 
     fn flush(&self) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move { done(locks.flush().await) }))
+        Ok(Op::new(async move { told(locks.flush().await) }))
     }
 
     fn mutex(&self, name: &str) -> PyResult<Lock> {
-        self.handle(Kind::Mutex(checked(self.locks.get()?.mutex(name))?))
+        self.handle(AnyLock::Mutex(checked(self.locks.get()?.mutex(name))?))
     }
 
     fn fair_mutex(&self, name: &str) -> PyResult<Lock> {
-        self.handle(Kind::Fair(checked(self.locks.get()?.fair_mutex(name))?))
+        self.handle(AnyLock::Fair(checked(self.locks.get()?.fair_mutex(name))?))
     }
 
     fn reentrant_mutex(&self, name: &str, by: &str) -> PyResult<Lock> {
-        self.handle(Kind::Reentrant(checked(self.locks.get()?.reentrant_mutex(name, &owner(by)?))?))
+        self.handle(AnyLock::Reentrant(checked(self.locks.get()?.reentrant_mutex(name, &owner(by)?))?))
     }
 
     /// One side of a read-write lock: `read`, `upgradeable` or `write`.
     fn rwlock(&self, name: &str, side: &str) -> PyResult<Lock> {
         let lock = checked(self.locks.get()?.rwlock(name))?;
         self.handle(match side {
-            "read" => Kind::Read(lock),
-            "upgradeable" => Kind::Upgradeable(lock),
-            _ => Kind::Write(lock),
+            "read" => AnyLock::Read(lock),
+            "upgradeable" => AnyLock::Upgradeable(lock),
+            _ => AnyLock::Write(lock),
         })
     }
 
@@ -203,19 +208,17 @@ impl Locks {
     fn semaphore(&self, name: &str, permits: u32, taken: u32) -> PyResult<Lock> {
         let semaphore = checked(self.locks.get()?.semaphore(name, permits))?;
         checked(semaphore.for_permits(taken))?;
-        self.handle(Kind::Permits(semaphore, taken))
+        self.handle(AnyLock::Permits(semaphore, taken))
     }
 
     fn set_permits(&self, name: &str, permits: u32) -> PyResult<Op> {
         let semaphore = checked(self.locks.get()?.semaphore(name, permits))?;
-        Ok(Op::new(async move { done(semaphore.set_permits(permits).await) }))
+        Ok(Op::new(async move { told(semaphore.set_permits(permits).await) }))
     }
 
     fn inspect(&self, name: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move {
-            converted(locks.inspect(name).await, |py, status| values::optional(py, status, values::status))
-        }))
+        Ok(Op::new(async move { told(locks.inspect(name).await) }))
     }
 
     fn list(&self, prefix: &str) -> PyResult<Locked> {
@@ -228,11 +231,11 @@ impl Locks {
         let found = async move {
             let (mut jobs, mut found) = (locks.jobs(&prefix)?, Vec::new());
             while let Some(job) = jobs.next().await? {
-                found.push(job);
+                found.push(job.into());
             }
-            Ok::<_, tenure::Error>(found)
+            Ok(Report::List(found))
         };
-        Ok(Op::new(async move { converted(found.await, values::jobs) }))
+        Ok(Op::new(async move { told(found.await) }))
     }
 
     fn elections(&self, prefix: String) -> PyResult<Op> {
@@ -240,30 +243,22 @@ impl Locks {
         let found = async move {
             let (mut elections, mut found) = (locks.elections(&prefix)?, Vec::new());
             while let Some(election) = elections.next().await? {
-                found.push(election);
+                found.push(election.into());
             }
-            Ok::<_, tenure::Error>(found)
+            Ok(Report::List(found))
         };
-        Ok(Op::new(async move { converted(found.await, values::elections) }))
+        Ok(Op::new(async move { told(found.await) }))
     }
 
     fn force_release(&self, name: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move {
-            converted(locks.force_release(name).await, |py, status| {
-                values::optional(py, status, values::status)
-            })
-        }))
+        Ok(Op::new(async move { told(locks.force_release(name).await) }))
     }
 
     /// Removes a string of another program.
     fn force_release_foreign(&self, name: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move {
-            converted(locks.force_release_foreign(name).await, |py, status| {
-                values::optional(py, status, values::status)
-            })
-        }))
+        Ok(Op::new(async move { told(locks.force_release_foreign(name).await) }))
     }
 
     /// Ends the hold of an owner, or with a token.
@@ -275,17 +270,14 @@ impl Locks {
                 Some(owner) => locks.force_release_owner(name, &owner).await,
                 None => locks.force_release_token(name, token).await,
             };
-            converted(forced, values::forced)
+            told(forced)
         }))
     }
 
     /// Asks the holders to stop.
     fn request_stop(&self, name: String, reason: String) -> PyResult<Op> {
         let locks = self.locks.get()?.clone();
-        Ok(Op::new(async move {
-            let asked = locks.request_stop(name, &reason).await;
-            converted(asked, |py, status| values::optional(py, status, values::status))
-        }))
+        Ok(Op::new(async move { told(locks.request_stop(name, &reason).await) }))
     }
 
     /// Waits until the holder is asked to stop: `(owner, reason)`, or `None` once the guard is released.
@@ -295,19 +287,13 @@ impl Locks {
 
     fn resume(&self, name: String, by: &str) -> PyResult<Op> {
         let (locks, owner, root) = (self.locks.get()?.clone(), owner(by)?, self.root()?);
-        Ok(Op::new(async move {
-            guarded(root, locks.resume(name, &owner).await.map(|guard| guard.map(Held::plain)))
-        }))
+        Ok(Op::new(async move { guarded(root, locks.resume(name, &owner).await) }))
     }
 
     /// Extends a detached hold: its remaining seconds, or `None`.
     fn renew_detached(&self, name: String, by: &str) -> PyResult<Op> {
         let (locks, owner) = (self.locks.get()?.clone(), owner(by)?);
-        Ok(Op::new(async move {
-            converted(locks.renew_detached(name, &owner).await, |py, left| {
-                Ok(left.map(|left| left.as_secs_f64()).into_pyobject(py)?.unbind())
-            })
-        }))
+        Ok(Op::new(async move { told(locks.renew_detached(name, &owner).await) }))
     }
 
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -338,84 +324,21 @@ impl Locks {
     }
 }
 
-enum Kind {
-    Mutex(Mutex),
-    Fair(FairMutex),
-    Reentrant(ReentrantMutex),
-    Read(RwLock),
-    Upgradeable(RwLock),
-    Write(RwLock),
-    Permits(Semaphore, u32),
-    Multi(Multi),
-}
-
 /// A lock of any kind.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Lock {
-    kind: Owned<Arc<Kind>>,
+    kind: Owned<AnyLock>,
     root: Owned<Arc<Root>>,
 }
 
 impl Lock {
-    fn new(root: Arc<Root>, kind: Kind) -> Self {
-        Self { kind: Owned::new(Arc::new(kind)), root: Owned::new(root) }
+    fn new(root: Arc<Root>, kind: AnyLock) -> Self {
+        Self { kind: Owned::new(kind), root: Owned::new(root) }
     }
 
-    fn acquire(&self, wait: Wait) -> PyResult<Op> {
-        let (kind, root) = (Arc::clone(self.kind.get()?), Arc::clone(self.root.get()?));
-        Ok(Op::new(async move { guarded(root, acquire(&kind, wait).await) }))
-    }
-}
-
-/// How long an acquisition waits.
-#[derive(Clone, Copy)]
-enum Wait {
-    Forever,
-    Once,
-    For(std::time::Duration),
-}
-
-/// Calls the method of a lock for a wait.
-macro_rules! by_wait {
-    ($wait:expr, $into:expr, $lock:expr, $once:expr, $within:expr) => {
-        match $wait {
-            Wait::Forever => $lock.await.map(|guard| Some($into(guard))),
-            Wait::Once => $once.await.map(|guard| guard.map($into)),
-            Wait::For(limit) => $within(limit).await.map(|guard| guard.map($into)),
-        }
-    };
-}
-
-async fn acquire(kind: &Kind, wait: Wait) -> tenure::Result<Option<Held>> {
-    match kind {
-        Kind::Mutex(lock) => {
-            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
-        }
-        Kind::Fair(lock) => {
-            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
-        }
-        Kind::Reentrant(lock) => {
-            by_wait!(wait, Held::plain, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
-        }
-        Kind::Read(lock) => {
-            by_wait!(wait, Held::plain, lock.read(), lock.try_read(), |limit| lock.try_read_for(limit))
-        }
-        Kind::Upgradeable(lock) => {
-            by_wait!(wait, Held::upgradeable, lock.upgradeable_read(), lock.try_upgradeable_read(), |limit| {
-                lock.try_upgradeable_read_for(limit)
-            })
-        }
-        Kind::Write(lock) => {
-            by_wait!(wait, Held::writer, lock.write(), lock.try_write(), |limit| lock.try_write_for(limit))
-        }
-        Kind::Permits(lock, taken) => {
-            by_wait!(wait, Held::plain, lock.acquire_many(*taken), lock.try_acquire_many(*taken), |limit| {
-                lock.try_acquire_many_for(*taken, limit)
-            })
-        }
-        Kind::Multi(lock) => {
-            by_wait!(wait, Held::Multi, lock.lock(), lock.try_lock(), |limit| lock.try_lock_for(limit))
-        }
+    fn acquire(&self, wait: Option<Duration>) -> PyResult<Op> {
+        let (kind, root) = (self.kind.get()?.clone(), Arc::clone(self.root.get()?));
+        Ok(Op::new(async move { guarded(root, kind.acquire(wait).await) }))
     }
 }
 
@@ -424,51 +347,27 @@ impl Lock {
     /// Several locks, all or none.
     #[staticmethod]
     fn multi(locks: Vec<PyRef<'_, Self>>) -> PyResult<Self> {
-        let part = |lock: &PyRef<'_, Self>| -> PyResult<Part> {
-            Ok(match &**lock.kind.get()? {
-                Kind::Mutex(lock) => lock.clone().into(),
-                Kind::Fair(lock) => lock.clone().into(),
-                Kind::Reentrant(lock) => lock.clone().into(),
-                Kind::Read(lock) => lock.for_read(),
-                Kind::Write(lock) => lock.for_write(),
-                Kind::Permits(semaphore, taken) => checked(semaphore.for_permits(*taken))?,
-                Kind::Upgradeable(_) | Kind::Multi(_) => {
-                    return Err(error::invalid(
-                        "a multi-lock consists of mutexes, readers, writers and permits",
-                    ));
-                }
-            })
-        };
-        let parts = locks.iter().map(part).collect::<PyResult<Vec<_>>>()?;
-        let multi = Kind::Multi(checked(Multi::new(parts))?);
+        let parts =
+            locks.iter().map(|lock| checked(lock.kind.get()?.part())).collect::<PyResult<Vec<_>>>()?;
+        let multi = AnyLock::Multi(checked(Multi::new(parts))?);
         Ok(Self::new(Arc::clone(locks[0].root.get()?), multi))
     }
 
     /// Acquires the lock, without a limit.
     fn lock(&self) -> PyResult<Op> {
-        self.acquire(Wait::Forever)
+        self.acquire(None)
     }
 
     /// Tries once, or waits for at most `limit` seconds; `None` if the lock is busy.
     #[pyo3(signature = (limit=None))]
     fn try_lock(&self, limit: Option<f64>) -> PyResult<Op> {
-        let wait = match limit {
-            Some(limit) => Wait::For(error::seconds("timeout", limit)?),
-            None => Wait::Once,
-        };
-        self.acquire(wait)
+        self.acquire(Some(error::seconds("timeout", limit.unwrap_or_default())?))
     }
 
     /// How often the owner of a reentrant mutex holds it.
     fn hold_count(&self) -> PyResult<Op> {
-        let kind = Arc::clone(self.kind.get()?);
-        Ok(Op::new(async move {
-            let count = match &*kind {
-                Kind::Reentrant(lock) => lock.hold_count().await,
-                _ => Ok(0),
-            };
-            converted(count, |py, count| Ok(count.into_pyobject(py)?.into_any().unbind()))
-        }))
+        let kind = self.kind.get()?.clone();
+        Ok(Op::new(async move { told(kind.hold_count().await) }))
     }
 }
 
@@ -481,10 +380,7 @@ impl Locked {
     /// The next lock, or `None` after the last.
     fn next(&self) -> PyResult<Op> {
         let listing = Arc::clone(self.0.get()?);
-        Ok(Op::new(async move {
-            let next = listing.lock().await.next().await;
-            converted(next, |py, status| values::optional(py, status, values::status))
-        }))
+        Ok(Op::new(async move { told(listing.lock().await.next().await) }))
     }
 }
 

@@ -10,11 +10,13 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use rustix::process::getpid;
 use rustix::thread::gettid;
+use tenure::bindings::Report;
 
 use crate::error;
 use crate::process::{Owned, Process, lock};
 use crate::question::Ask;
 use crate::reactor::{Reactor, Task};
+use crate::values;
 
 /// Creates the Python result, on the thread that requests it.
 pub type Convert = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
@@ -38,14 +40,14 @@ pub fn converted<T: Send + 'static>(
     }
 }
 
+/// Converts a report of the library.
+pub fn told<T: Into<Report> + Send + 'static>(result: tenure::Result<T>) -> Convert {
+    converted(result, |py, value| values::report(py, value.into()))
+}
+
 /// Raises an exception of a Python function that the library called.
 pub fn raised(error: PyErr) -> Convert {
     Box::new(move |_| Err(error))
-}
-
-/// Converts a result without a value.
-pub fn done(result: tenure::Result<()>) -> Convert {
-    converted(result, |py, ()| Ok(py.None()))
 }
 
 /// Cancels a call from another thread.

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use crate::error;
 use crate::locks::{Locks, Root};
-use crate::op::{Op, done};
+use crate::op::{Op, told};
 use crate::process::{Owned, lock};
 
 /// Ends the thread of a store when it is dropped.
@@ -83,7 +83,7 @@ impl Control {
         Ok(Op::new(async move {
             // An error means that the thread, and its clock, has ended.
             let _ = runtime.spawn(async move { control.advance(by).await }).await;
-            done(Ok(()))
+            told(Ok(()))
         }))
     }
 

@@ -6,13 +6,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use tenure::{CacheValue, Change, Entry, Frees, Observer, Outage, Overdue, Period};
+use tenure::{CacheValue, Entry, Observer, Period, bindings};
 use tokio::sync::watch;
 
 use crate::error;
-use crate::guard::Held;
 use crate::locks::{Root, checked, guarded};
-use crate::op::{Convert, Op, converted, done, raised};
+use crate::op::{Convert, Op, converted, raised, told};
 use crate::process::{Owned, lock};
 use crate::question::{Ask, Question};
 use crate::values;
@@ -75,22 +74,6 @@ async fn entry<T: Encoded>(question: &Question<Computed>) -> PyResult<Entry<T>> 
     })
 }
 
-pub fn overdue_of(text: &str) -> PyResult<Overdue> {
-    match text {
-        "compute" => Ok(Overdue::Compute),
-        "fail" => Ok(Overdue::Fail),
-        other => Err(error::invalid(&format!("overdue: got {other:?}, expected compute or fail"))),
-    }
-}
-
-pub fn outage_of(text: &str) -> PyResult<Outage> {
-    match text {
-        "compute" => Ok(Outage::Compute),
-        "fail" => Ok(Outage::Fail),
-        other => Err(error::invalid(&format!("outage: got {other:?}, expected compute or fail"))),
-    }
-}
-
 /// A cached value.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Cache {
@@ -119,7 +102,7 @@ async fn compute<T: Encoded>(cache: tenure::Cache, question: Arc<Question<Comput
 }
 
 async fn refresh<T: Encoded>(cache: tenure::Cache, question: Arc<Question<Computed>>) -> Convert {
-    let computed = tenure::bindings::refill(&cache, async || entry::<T>(&question).await).await;
+    let computed = bindings::refill(&cache, async || entry::<T>(&question).await).await;
     converted(computed, |py, computed| value_of(py, computed?))
 }
 
@@ -152,7 +135,8 @@ impl Cache {
     ) -> PyResult<Self> {
         let cache = self.cache.get()?.clone().stale(error::seconds("stale", stale)?);
         let cache = cache.wait(error::seconds("wait", wait)?);
-        let cache = cache.overdue(overdue_of(overdue)?).outage(outage_of(outage)?);
+        let cache =
+            cache.overdue(checked(bindings::overdue(overdue))?).outage(checked(bindings::outage(outage))?);
         let cache = cache.early(early).jitter(jitter).max_bytes(max_bytes);
         let root = Arc::clone(self._root.get()?);
         Ok(Self::new(cache, root))
@@ -180,7 +164,7 @@ impl Cache {
 
     fn invalidate(&self) -> PyResult<Op> {
         let cache = self.cache.get()?.clone();
-        Ok(Op::new(async move { done(cache.invalidate().await) }))
+        Ok(Op::new(async move { told(cache.invalidate().await) }))
     }
 }
 
@@ -254,15 +238,7 @@ impl OncePer {
         if let Some(open_for) = open_for {
             windows = windows.open_for(error::seconds("open_for", open_for)?);
         }
-        let frees = match frees {
-            "nothing" => Frees::Nothing,
-            "failure" => Frees::Failure,
-            "failure_or_loss" => Frees::FailureOrLoss,
-            other => {
-                let expected = "nothing, failure or failure_or_loss";
-                return Err(error::invalid(&format!("reopens on: got {other:?}, expected {expected}")));
-            }
-        };
+        let frees = checked(bindings::frees(frees))?;
         let job = checked(locks.once_per(name, windows))?.frees(frees).again(again);
         Ok(Self { job: Owned::new(job), root: Owned::new(root), failed })
     }
@@ -279,7 +255,7 @@ impl OncePer {
             let failed = turn.is_err().then(|| lock(&failed).take()).flatten();
             match failed {
                 Some(error) => raised(error),
-                None => guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn))))),
+                None => guarded(root, turn),
             }
         }))
     }
@@ -287,46 +263,47 @@ impl OncePer {
     /// Waits until the job may begin, and begins it: a hold, or `None` once `stop` is set.
     fn begin_until(&self, stop: &Stop) -> PyResult<Op> {
         let (job, root) = (self.job.get()?.clone(), Arc::clone(self.root.get()?));
-        let (failed, mut stopped) = (Arc::clone(&self.failed), stop.0.get()?.subscribe());
+        let (failed, end) = (Arc::clone(&self.failed), stop.wait()?);
         Ok(Op::new(async move {
-            let end = async move {
-                // An error means that nobody can set it any more.
-                let _ = stopped.wait_for(|stopped| *stopped).await;
-            };
             let turn = job.begin_until(end).await;
             let error = turn.is_err().then(|| lock(&failed).take()).flatten();
             match error {
                 Some(error) => raised(error),
-                None => guarded(root, turn.map(|turn| turn.map(|turn| Held::Turn(Box::new(turn))))),
+                None => guarded(root, turn),
             }
         }))
     }
 
     fn last(&self) -> PyResult<Op> {
         let job = self.job.get()?.clone();
-        Ok(Op::new(
-            async move { converted(job.last().await, |py, run| values::optional(py, run, values::run)) },
-        ))
+        Ok(Op::new(async move { told(job.last().await) }))
     }
 
     /// Asks the runner to stop: its run, or `None` if the job is not running.
     fn request_stop(&self, reason: String) -> PyResult<Op> {
         let job = self.job.get()?.clone();
-        Ok(Op::new(async move {
-            let asked = job.request_stop(&reason).await;
-            converted(asked, |py, run| values::optional(py, run, values::run))
-        }))
+        Ok(Op::new(async move { told(job.request_stop(&reason).await) }))
     }
 
     fn reset(&self) -> PyResult<Op> {
         let job = self.job.get()?.clone();
-        Ok(Op::new(async move { done(job.reset().await) }))
+        Ok(Op::new(async move { told(job.reset().await) }))
     }
 }
 
-/// Ends the waits of jobs for their windows, without the loss of a run.
+/// Ends waits of jobs and candidates, without the loss of a run.
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Stop(Owned<watch::Sender<bool>>);
+
+impl Stop {
+    fn wait(&self) -> PyResult<impl Future<Output = ()> + use<>> {
+        let mut stopped = self.0.get()?.subscribe();
+        Ok(async move {
+            // An error means that nobody can set it any more.
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+        })
+    }
+}
 
 #[pymethods]
 impl Stop {
@@ -361,28 +338,49 @@ impl Election {
         let (election, root) = (self.election.get()?.clone(), Arc::clone(self.root.get()?));
         Ok(Op::new(async move {
             let term = election.campaign().await;
-            guarded(root, term.map(|term| Some(Held::Term(Box::new(term)))))
+            guarded(root, term.map(Some))
         }))
     }
 
     fn leader(&self) -> PyResult<Op> {
         let election = self.election.get()?.clone();
-        Ok(Op::new(async move {
-            converted(election.leader().await, |py, leader| values::optional(py, leader, values::leader))
-        }))
+        Ok(Op::new(async move { told(election.leader().await) }))
     }
 
     /// Asks the leader to stop, and returns it, or `None` if nobody leads.
     fn request_stop(&self, reason: String) -> PyResult<Op> {
         let election = self.election.get()?.clone();
-        Ok(Op::new(async move {
-            let asked = election.request_stop(&reason).await;
-            converted(asked, |py, leader| values::optional(py, leader, values::leader))
-        }))
+        Ok(Op::new(async move { told(election.request_stop(&reason).await) }))
     }
 
     fn observe(&self) -> PyResult<Changes> {
         Ok(Changes(Owned::new(Arc::new(tokio::sync::Mutex::new(self.election.get()?.observe())))))
+    }
+
+    fn candidacy(&self) -> PyResult<Candidacy> {
+        let candidacy = bindings::Candidacy::new(self.election.get()?.clone());
+        let candidacy = Owned::new(Arc::new(tokio::sync::Mutex::new(candidacy)));
+        Ok(Candidacy { candidacy, root: Owned::new(Arc::clone(self.root.get()?)) })
+    }
+}
+
+/// A candidate that leads again and again.
+#[pyclass(frozen, module = "tenure._native")]
+pub struct Candidacy {
+    candidacy: Owned<Arc<tokio::sync::Mutex<bindings::Candidacy>>>,
+    root: Owned<Arc<Root>>,
+}
+
+#[pymethods]
+impl Candidacy {
+    /// Waits until this process leads again: a hold, or `None` once `stop` is set.
+    fn campaign_until(&self, stop: &Stop) -> PyResult<Op> {
+        let (candidacy, root) = (Arc::clone(self.candidacy.get()?), Arc::clone(self.root.get()?));
+        let end = stop.wait()?;
+        Ok(Op::new(async move {
+            let term = candidacy.lock().await.campaign_until(end).await;
+            guarded(root, term)
+        }))
     }
 }
 
@@ -390,35 +388,17 @@ impl Election {
 #[pyclass(frozen, module = "tenure._native")]
 pub struct Changes(Owned<Arc<tokio::sync::Mutex<Observer>>>);
 
-/// `(kind, leader or number)`.
-fn change(py: Python<'_>, change: Change) -> PyResult<Py<PyAny>> {
-    let (kind, leader) = match change {
-        Change::Elected(leader) => ("elected", leader),
-        Change::Updated(leader) => ("updated", leader),
-        Change::Resigned(leader) => ("resigned", leader),
-        Change::Missed(count) => return Ok(("missed", count).into_pyobject(py)?.into_any().unbind()),
-        _ => return Ok(("rewritten", py.None()).into_pyobject(py)?.into_any().unbind()),
-    };
-    Ok((kind, values::leader(py, leader)?).into_pyobject(py)?.into_any().unbind())
-}
-
 #[pymethods]
 impl Changes {
     /// Waits for the next change.
     fn next(&self) -> PyResult<Op> {
         let observer = Arc::clone(self.0.get()?);
-        Ok(Op::new(async move {
-            let next = observer.lock().await.next().await;
-            converted(next, change)
-        }))
+        Ok(Op::new(async move { told(observer.lock().await.next().await) }))
     }
 
     /// The next change if it is known already, or `None`.
     fn try_next(&self) -> PyResult<Op> {
         let observer = Arc::clone(self.0.get()?);
-        Ok(Op::new(async move {
-            let next = observer.lock().await.try_next().await;
-            converted(next, |py, next| values::optional(py, next, change))
-        }))
+        Ok(Op::new(async move { told(observer.lock().await.try_next().await) }))
     }
 }

@@ -24,7 +24,7 @@ def sync(locks: tenure.Locks) -> Optional[int]:
         upgraded: bool = upgradeable.upgrade(timeout=1)
         print(upgraded)
     with tenure.multi(locks.mutex("a"), locks.rwlock("b").read(), locks.semaphore("c", 3)) as guards:
-        fences: dict[str, int] = guards.fences
+        fences: list[int] = guards.fences
         print(fences)
     run: tenure.Run[int] = locks.once_per("digest", tenure.daily(2 * 3600)).run(len, "abc")
     window: tenure.Run[bool] = locks.once_per("digest", 60).run(works)

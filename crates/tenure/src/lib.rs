@@ -85,6 +85,9 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs builds with a nightly compiler
 
+/// For the packages of other languages. Exempt from semver: nothing else should use this module.
+#[doc(hidden)]
+pub mod bindings;
 mod engine;
 mod fair;
 pub mod fence;
@@ -189,69 +192,6 @@ pub mod diagnosis {
     pub use tenure_zookeeper::{ZooKeeperDiagnosis, bare_zookeeper, diagnose_zookeeper, zookeeper_clients};
 
     pub use crate::open::{exposure, shown};
-}
-
-/// For the packages of other languages, whose threads and tasks share a guard. Exempt from semver: nothing else
-/// should use this module.
-#[doc(hidden)]
-pub mod bindings {
-    use std::time::Duration;
-
-    #[cfg(unix)]
-    pub use tenure_file::take_inherited_files;
-
-    use crate::{Cache, CacheValue, Entry, Guard, Result, Term};
-
-    /// Sets the end of a lease that is not renewed to `time` from now. In the store, a lease is never shortened.
-    ///
-    /// # Errors
-    /// As [`Guard::renew`]; also `is_invalid`, as [`Guard::keep_for`].
-    pub async fn renew_for(guard: &Guard, time: Duration) -> Result<()> {
-        guard.renew_for(time).await
-    }
-
-    /// Gives up the guard without a request: the lock stays taken until its lease is over. On the `file:` store it
-    /// also becomes free when the process ends.
-    pub fn leave(guard: Guard) {
-        guard.ended();
-    }
-
-    /// As [`UpgradeableGuard::upgrade`](crate::UpgradeableGuard::upgrade): false at the limit. If the future is
-    /// dropped, the guard remains a reader's, and the store may still keep other readers out.
-    ///
-    /// # Errors
-    /// As [`UpgradeableGuard::upgrade`](crate::UpgradeableGuard::upgrade).
-    pub async fn upgrade(guard: &Guard, limit: Option<Duration>) -> Result<bool> {
-        guard.upgrade(limit).await
-    }
-
-    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade). If the future is dropped, the store may have
-    /// granted readers.
-    ///
-    /// # Errors
-    /// As [`WriteGuard::downgrade`](crate::WriteGuard::downgrade).
-    pub async fn downgrade(guard: &Guard) -> Result<()> {
-        guard.downgrade().await
-    }
-
-    /// As [`Cache::refresh`], with the ttl and the kind of entry that `fill` returns.
-    ///
-    /// # Errors
-    /// As [`Cache::refresh`].
-    pub async fn refill<T: CacheValue, E>(
-        cache: &Cache,
-        fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
-    ) -> Result<Result<Option<T>, E>> {
-        cache.refill(fill).await
-    }
-
-    /// As [`Term::update`]. One call at a time.
-    ///
-    /// # Errors
-    /// As [`Term::update`].
-    pub async fn update(term: &Term, payload: String) -> Result<()> {
-        term.change(payload).await
-    }
 }
 
 /// Internals for the workspace's own test kit. Exempt from semver: nothing outside this workspace should use

@@ -304,19 +304,14 @@ class MultiGuard(Guard):
     __slots__ = ()
 
     @property
-    def name(self) -> str:
-        """The names of the locks."""
-        return ", ".join(name for name, _ in self._hold.parts)
-
-    @property
     def fence(self) -> int:
         """Not available: each lock has its own token, see `fences`."""
         raise Error("a multi-lock has a token for each lock: use `fences`")
 
     @property
-    def fences(self) -> dict[str, int]:
-        """The fencing token of each lock, by its name."""
-        return dict(self._hold.parts)
+    def fences(self) -> list[int]:
+        """The fencing token of each lock, in the order in which the locks were given."""
+        return self._hold.fences
 
     def __enter__(self) -> MultiGuard:
         return self
@@ -369,12 +364,12 @@ class Turn(Guard):
         """The window, by the clock of the store."""
         from datetime import datetime, timezone
 
-        start, end = self._hold.window or (0.0, 0.0)
+        start, end, _ = self._hold.window or (0.0, 0.0, 0.0)
         return datetime.fromtimestamp(start, timezone.utc), datetime.fromtimestamp(end, timezone.utc)
 
     def late_by(self) -> float:
         """How many seconds after the start of its window the run began, by the clock of the store."""
-        return self._hold.late_by()
+        return 0.0 if self._hold.window is None else self._hold.window[2]
 
     def fail(self, why: object) -> None:
         """Ends the run as failed."""

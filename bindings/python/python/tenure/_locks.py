@@ -326,8 +326,7 @@ class Locks:
 
         >>> import tenure
         >>> with tenure.connect("memory:").multi("account:7", "account:3") as guard:
-        ...     sorted(guard.fences)
-        ['account:3', 'account:7']
+        ...     seven, three = guard.fences
         """
         return Multi([self.mutex(name) for name in names], timeout)
 

@@ -80,8 +80,8 @@ class StopRequest:
     """For people; may be empty."""
 
     @classmethod
-    def of(cls, values: Optional[tuple[str, str]]) -> Optional[StopRequest]:
-        return None if values is None else cls(*values)
+    def of(cls, values: Optional[Mapping[str, str]]) -> Optional[StopRequest]:
+        return None if values is None else cls(**values)
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,8 @@ class ForcedRelease:
     """The state of the lock before."""
 
     @classmethod
-    def of(cls, values: tuple[str, Optional[Mapping[str, Any]]]) -> ForcedRelease:
-        kind, status = values
-        return cls(kind, Status.of(status))
+    def of(cls, values: Mapping[str, Any]) -> ForcedRelease:
+        return cls(values["kind"], Status.of(values["status"]))
 
 
 @dataclass(frozen=True)
@@ -119,11 +118,9 @@ class Change:
     """For `missed`, the number of changes that are no longer known."""
 
     @classmethod
-    def of(cls, change: tuple[str, Any]) -> Change:
-        kind, value = change
-        if kind == "missed":
-            return cls(kind, missed=value)
-        return cls(kind, Leader(**value) if value is not None else None)
+    def of(cls, values: Mapping[str, Any]) -> Change:
+        leader = values["leader"]
+        return cls(values["kind"], None if leader is None else Leader(**leader), values["missed"])
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ const FRONT: Layers = &[
         "testing",
         "uses",
     ],
+    &["bindings"],
 ];
 
 /// The crates of the library and its tools, with the minimum number of imports that this test must find in

@@ -5,14 +5,16 @@ use std::future::{Future, pending};
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, FutureExt, select};
 
 use super::election::Election;
 use super::term::Term;
 use super::{is_permanent, patient_backoff};
+use crate::engine::lost::{HoldEnd, Lost};
 use crate::error::Result;
 use crate::events::{event, text};
 use crate::guard::unless_lost;
+use crate::moment::Moment;
 
 /// A term that lasted this long ends the backoff.
 const LONG: Duration = Duration::from_secs(60);
@@ -72,56 +74,23 @@ impl Election {
         end: impl Future<Output = ()>,
         work: impl AsyncFnOnce(&Term) -> Result<T, E> + Clone,
     ) -> Result<()> {
-        let engine = self.record.engine();
-        let (mut end, mut failures, mut short) = (pin!(end), 0, 0);
-        // A store that refuses from the start needs its user.
-        if let Err(error) = self.leader().await
-            && !error.is_unreachable()
-            && !error.is_unknown()
-        {
-            return Err(error);
-        }
-        loop {
-            let campaign = match select(end.as_mut(), pin!(self.campaign())).await {
-                Either::Left(_) => return Ok(()),
-                Either::Right((campaign, _)) => campaign,
+        let (mut end, mut candidacy) = (pin!(end), Candidacy::new(self.clone()));
+        while let Some(term) = candidacy.campaign_until(end.as_mut()).await? {
+            let led = match select(end.as_mut(), pin!(unless_lost(term.lost(), work.clone()(&term)))).await {
+                Either::Left(_) => None,
+                // An event reports a lost term.
+                Either::Right((Err(_), _)) => continue,
+                Either::Right((Ok(led), _)) => Some(led),
             };
-            let begun = engine.now();
-            let attempt = match campaign {
-                Ok(term) => {
-                    let led = match select(end.as_mut(), pin!(unless_lost(term.lost(), work.clone()(&term))))
-                        .await
-                    {
-                        Either::Left(_) => None,
-                        Either::Right((led, _)) => Some(led),
-                    };
-                    // An event reports a lost term.
-                    if let Some(Err(_)) = led {
-                        continue;
-                    }
-                    // A term that cannot be resigned ends with its lease.
-                    let _ = term.resign().await;
-                    match led {
-                        Some(Ok(Err(failure))) => self.warn_of_failure(&failure),
-                        Some(_) => {}
-                        None => return Ok(()),
-                    }
-                    failures = 0;
-                    short = if engine.now().since(begun) < LONG { short + 1 } else { 1 };
-                    short
-                }
-                Err(error) if is_permanent(&error) => return Err(error),
-                Err(error) => {
-                    self.warn_of_failure(&error);
-                    failures += 1;
-                    failures
-                }
-            };
-            let pause = engine.now() + engine.jittered(patient_backoff(attempt - 1));
-            if let Either::Left(_) = select(end.as_mut(), engine.runtime.sleep_until(pause)).await {
-                return Ok(());
+            // A term that cannot be resigned ends with its lease.
+            let _ = term.resign().await;
+            match led {
+                Some(Err(failure)) => self.warn_of_failure(&failure),
+                Some(Ok(_)) => {}
+                None => return Ok(()),
             }
         }
+        Ok(())
     }
 
     fn warn_of_failure(&self, failure: &dyn fmt::Display) {
@@ -134,5 +103,72 @@ impl Election {
             store = text(self.record.engine().store.url()),
             failure = text(failure),
         );
+    }
+}
+
+/// A candidate that leads again and again: what [`Election::lead_until`] keeps between its terms.
+#[derive(Debug)]
+pub struct Candidacy {
+    election: Election,
+    /// When the last term began, and its end.
+    last: Option<(Moment, Lost)>,
+    has_asked: bool,
+    failures: u32,
+    short: u32,
+}
+
+impl Candidacy {
+    /// A candidate that has not led yet.
+    pub fn new(election: Election) -> Self {
+        Self { election, last: None, has_asked: false, failures: 0, short: 0 }
+    }
+
+    /// Waits as long as [`Election::lead_until`] does between terms, and until this candidate leads. Returns `None` once
+    /// `end` completes.
+    ///
+    /// # Cancel safety
+    /// Dropping the future withdraws the candidate.
+    ///
+    /// # Errors
+    /// As [`Election::lead_until`].
+    pub async fn campaign_until(&mut self, end: impl Future<Output = ()>) -> Result<Option<Term>> {
+        let (mut end, election) = (pin!(end), self.election.clone());
+        let engine = election.record.engine();
+        // A store that refuses from the start needs its user.
+        if !std::mem::replace(&mut self.has_asked, true)
+            && let Err(error) = election.leader().await
+            && !error.is_unreachable()
+            && !error.is_unknown()
+        {
+            return Err(error);
+        }
+        let mut pause = self.last.take().and_then(|(begun, lost)| {
+            if lost.now_or_never().and_then(HoldEnd::into_error).is_some() {
+                return None;
+            }
+            self.short = if engine.now().since(begun) < LONG { self.short + 1 } else { 1 };
+            Some(self.short)
+        });
+        loop {
+            if let Some(attempt) = pause {
+                let over = engine.now() + engine.jittered(patient_backoff(attempt - 1));
+                if let Either::Left(_) = select(end.as_mut(), engine.runtime.sleep_until(over)).await {
+                    return Ok(None);
+                }
+            }
+            match select(end.as_mut(), pin!(election.campaign())).await {
+                Either::Left(_) => return Ok(None),
+                Either::Right((Ok(term), _)) => {
+                    (self.last, self.failures) = (Some((engine.now(), term.lost())), 0);
+                    return Ok(Some(term));
+                }
+                Either::Right((Err(error), _)) if is_permanent(&error) => return Err(error),
+                Either::Right((Err(error), _)) => {
+                    election.warn_of_failure(&error);
+                    self.failures += 1;
+                    pause = Some(self.failures);
+                }
+            }
+        }
     }
 }

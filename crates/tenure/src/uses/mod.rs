@@ -18,7 +18,7 @@ pub(crate) mod elections;
 pub(crate) mod entry;
 pub(crate) mod fill;
 pub(crate) mod jobs;
-mod lead;
+pub(crate) mod lead;
 mod listing;
 pub(crate) mod log;
 pub(crate) mod observer;
