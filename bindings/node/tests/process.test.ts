@@ -5,7 +5,7 @@ import { join } from "node:path";
 import { after, before, describe, it } from "node:test";
 import { Worker } from "node:worker_threads";
 import * as tenure from "tenure";
-import { directory, eventually, postgres, Program, Redis } from "./servers.js";
+import { directory, eventually, Program, Redis } from "./servers.js";
 
 let number = 0;
 const name = (): string => `lock-${process.pid}-${number++}`;
@@ -241,49 +241,6 @@ describe("processes and threads", { concurrency: true }, () => {
       console.log(required.connect === connect, tenure.Guard === required.Guard);`;
     assert.deepEqual(await new Program([process.execPath, "--input-type=module", "-e", source]).success(), ["true true"]);
   });
-});
-
-describe("Rust, Python and Node", () => {
-  const command = process.env["TENURE_BINARY"] ?? "", python = process.env["TENURE_PYTHON"] ?? "";
-  const stores = { redis: async () => (await Redis.start()).url, postgres, file: async () => `file:${directory()}/locks` };
-  for (const [store, start] of Object.entries(stores)) {
-    // The Python package of the tests has neither PostgreSQL nor MySQL.
-    const others = ["the command", ...(store === "postgres" ? [] : ["Python"])];
-    it(`${others.join(" and ")} and this package exclude each other on ${store}`, async (test) => {
-      if (!existsSync(command)) throw new Error("TENURE_BINARY names no command: cargo build -p tenure-cli");
-      const url = await start(), locks = await tenure.connect(url, { opTimeout: "20s" });
-      const lock = name(), file = join(directory(), "counter");
-      writeFileSync(file, "0");
-      const script = `count=$(cat ${file}); sleep 0.002; echo $((count + 1)) >${file}`;
-      const shell = `for turn in 1 2 3 4 5 6; do ${command} run --store '${url}' ${lock} -- sh -c '${script}' || exit 1; done`;
-      const programs = [new Program(["sh", "-c", shell])];
-      let turns = 6 + 20;
-      if (others.includes("Python")) {
-        if (python === "") test.diagnostic("without Python: scripts/test-python has not built it");
-        else {
-          programs.push(new Program([python, "-c", `
-import sys, time, tenure
-locks = tenure.connect(sys.argv[1], op_timeout=20)
-for turn in range(20):
-    with locks.mutex(sys.argv[2]):
-        count = int(open(sys.argv[3]).read()); time.sleep(0.002)
-        open(sys.argv[3], "w").write(str(count + 1))
-`, url, lock, file]));
-          turns += 20;
-        }
-      }
-      for (let turn = 0; turn < 20; turn++) {
-        await locks.mutex(lock).run(async () => {
-          const count = Number(readFileSync(file, "utf8"));
-          await new Promise(setImmediate);
-          writeFileSync(file, String(count + 1));
-        });
-      }
-      await Promise.all(programs.map((program) => program.success()));
-      assert.equal(Number(readFileSync(file, "utf8")), turns);
-      await locks.close();
-    });
-  }
 });
 
 it("the_package_has_types_for_both_systems", () => {

@@ -1,17 +1,36 @@
-"""One name, locked by the package, by the command of the library, and by the lock of redis-py."""
+"""One name, locked by the package, by the command of the library, by the Node package, and by the lock of redis-py."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tenure
-from conftest import ROOT, Server, eventually
+from conftest import DIES_WITH_US, ROOT, Server, eventually
 
 COMMAND = Path(os.environ.get("TENURE_BINARY") or ROOT / "target/debug/tenure")
+NODE_PACKAGE = ROOT / "target/bindings/node/package/dist/index.js"
+# Tries the locks that it reads the names of, and says the token or `busy`.
+NODE_PROGRAM = """
+const tenure = require(process.argv[1]);
+(async () => {
+  const locks = await tenure.connect(process.argv[2], { opTimeout: "20s" });
+  let guard = null;
+  for await (const line of require("node:readline").createInterface({ input: process.stdin })) {
+    if (line === "release") await guard.release();
+    else guard = await locks.mutex(line).tryLock();
+    console.log(String(line === "release" ? line : guard?.fence ?? "busy"));
+  }
+})();
+"""
 
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
@@ -95,3 +114,63 @@ def test_all_three_take_turns(locks: tenure.Locks, server: Server, url: str, nam
             add()
     assert running.wait(60) == 0
     assert int(counter.read_text()) == 15
+
+
+def fleet() -> ModuleType:
+    """The script that starts a server of each store."""
+    sys.dont_write_bytecode = True
+    spec = spec_from_loader("fleet", SourceFileLoader("fleet", str(ROOT / "scripts/fleet")))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    vars(module)["TENURE"] = COMMAND
+    return module
+
+
+@pytest.mark.parametrize("store", ["redis", "postgres", "mariadb", "etcd", "zookeeper", "file"])
+def test_rust_python_and_node_exclude_each_other(store: str) -> None:
+    if not NODE_PACKAGE.exists():
+        pytest.fail(f"{NODE_PACKAGE} is missing: run `scripts/test-node build`")
+    with tempfile.TemporaryDirectory() as base:
+        Path(base).chmod(0o755)  # some servers run as another user
+        server = fleet().STORES[store](Path(base), 100)
+        try:
+            exclude_each_other(server.url)
+        finally:
+            server.stop()
+
+
+def exclude_each_other(url: str) -> None:
+    locks = tenure.connect(url, op_timeout=20)
+    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    node = subprocess.Popen([*DIES_WITH_US, "node", "-e", NODE_PROGRAM, NODE_PACKAGE, url], **piped)
+
+    def ask_node(line: str) -> str:
+        assert node.stdin is not None and node.stdout is not None
+        node.stdin.write(f"{line}\n")
+        node.stdin.flush()
+        return node.stdout.readline().strip()
+
+    def is_busy_for_the_command() -> bool:
+        ran = command("run", "--store", url, "--wait", "0", "a", "--", "true")
+        assert ran.returncode in (0, 75), ran
+        return ran.returncode == 75
+
+    script = "echo $TENURE_FENCE; read line"
+    rust = subprocess.Popen([COMMAND, "run", "--store", url, "a", "--", "sh", "-c", script], **piped)
+    assert rust.stdout is not None
+    fences = [int(rust.stdout.readline())]
+    assert locks.mutex("a").try_lock() is None and ask_node("a") == "busy"
+    assert rust.communicate("go\n", timeout=60) == ("", None) and rust.returncode == 0
+
+    with locks.mutex("a") as guard:
+        fences.append(guard.fence)
+        assert ask_node("a") == "busy" and is_busy_for_the_command()
+
+    fences.append(int(ask_node("a")))
+    assert locks.mutex("a").try_lock() is None and is_busy_for_the_command()
+    assert ask_node("release") == "release"
+    assert not is_busy_for_the_command()
+    assert fences == sorted(set(fences)), "each holder has a larger token than the one before"
+    node.communicate(timeout=60)
+    assert node.returncode == 0
