@@ -32,7 +32,8 @@ function declarations(file) {
     if (kind === "interface") return `${js_doc}export interface ${name} {\n${def}\n}`;
     return kind === "fn" ? `${js_doc}export declare ${def}` : "";
   });
-  return text.filter(Boolean).join("\n\n") + "\n";
+  const time = '/** Milliseconds, or a text such as `500ms`, `2s`, `15m`, `1h` or `1d`. */\nexport type Time = number | string;';
+  return [time, ...text].filter(Boolean).join("\n\n") + "\n";
 }
 
 const { file, types } = addon();

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::AbortHandle;
 
 use crate::engine::{flush, lock, runtime, settle};
-use crate::error::{Failure, Result, invalid, millis};
+use crate::error::{Failure, Result, Time, duration, invalid};
 use crate::events;
 use crate::hold::Slot;
 use crate::value::Value;
@@ -255,8 +255,8 @@ impl Channel {
 
     /// Answers the question of a call, or ends its wait.
     #[napi]
-    pub fn answer(&self, id: u32, bytes: Option<Buffer>, ttl: Option<f64>) -> Result<()> {
-        let ttl = ttl.map(|ttl| millis("ttl", ttl)).transpose()?;
+    pub fn answer(&self, id: u32, bytes: Option<Buffer>, ttl: Option<Time>) -> Result<()> {
+        let ttl = ttl.map(|ttl| duration("ttl", &ttl)).transpose()?;
         self.reply(id, Ok((bytes.map(|bytes| bytes.to_vec()), ttl)));
         Ok(())
     }
@@ -283,7 +283,7 @@ impl Channel {
     /// thread, or of all.
     #[napi]
     pub fn close(&self, time: f64, all: bool) -> Result<()> {
-        let most = millis("time", time)?;
+        let most = duration("time", &Time::A(time))?;
         if all {
             close_all(most)
         } else {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use napi::Status;
+use napi::bindgen_prelude::Either;
 use tenure::bindings::{Report, message};
 
 /// The kind of an error as one word, which becomes the `code` of the JavaScript error.
@@ -86,8 +87,32 @@ pub fn checked<T>(result: tenure::Result<T>) -> Result<T> {
     })
 }
 
-/// A duration from milliseconds.
-pub fn millis(what: &str, millis: f64) -> Result<Duration> {
-    Duration::try_from_secs_f64(millis / 1000.0)
-        .map_err(|_| invalid(format!("{what}: got {millis}, expected milliseconds from 0")))
+/// Milliseconds, or a text such as `15s`.
+pub type Time = Either<f64, String>;
+
+/// Units of times, in milliseconds.
+const UNITS: [(&str, f64); 6] =
+    [("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3600e3), ("d", 86_400e3), ("w", 604_800e3)];
+
+pub fn duration(what: &str, time: &Time) -> Result<Duration> {
+    let (millis, shown) = match time {
+        Either::A(millis) => (Some(*millis), millis.to_string()),
+        Either::B(text) => {
+            let (number, unit) = text.split_at(text.find(char::is_alphabetic).unwrap_or(text.len()));
+            let unit = UNITS.iter().find(|(name, _)| *name == unit);
+            let number = number.trim_end().parse::<f64>();
+            (unit.zip(number.ok()).map(|((_, unit), number)| number * unit), text.clone())
+        }
+    };
+    let duration = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok());
+    let expected = r#"milliseconds or a text such as "15s""#;
+    duration.ok_or_else(|| invalid(format!("{what}: got {shown}, expected {expected}")))
+}
+
+/// A number that JavaScript might have as a fraction.
+pub fn whole(what: &str, number: f64) -> Result<u32> {
+    if number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number) {
+        return Ok(number as u32);
+    }
+    Err(invalid(format!("{what}: got {number}, expected a whole number below 2^32")))
 }

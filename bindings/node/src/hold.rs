@@ -15,7 +15,7 @@ use tokio::sync::{RwLock, RwLockReadGuard};
 
 use crate::channel::Thread;
 use crate::engine::runtime;
-use crate::error::{Failure, Result, millis, released};
+use crate::error::{Failure, Result, Time, duration, released};
 use crate::store::Handle;
 use crate::value::{self, Value};
 
@@ -231,8 +231,8 @@ impl Hold {
     /// Changes or ends the hold: `release`, `fail` with a text for a run of a job, `detach`, `keep` for a time,
     /// `downgrade`, `upgrade` within a time, or `update` with a leader's payload.
     #[napi]
-    pub fn change(&self, id: u32, what: String, text: Option<String>, time: Option<f64>) -> Result<()> {
-        let time = time.map(|time| millis("time", time)).transpose()?;
+    pub fn change(&self, id: u32, what: String, text: Option<String>, time: Option<Time>) -> Result<()> {
+        let time = time.map(|time| duration("time", &time)).transpose()?;
         self.start(id, async move |slot| slot.change(&what, text.unwrap_or_default(), time).await);
         Ok(())
     }

@@ -4,7 +4,7 @@ use napi_derive::napi;
 use tenure::bindings::AnyLock;
 use tenure::{Locks, Owner};
 
-use crate::error::{Result, checked, invalid};
+use crate::error::{Result, checked, invalid, whole};
 
 /// Which lock is meant.
 #[napi(object)]
@@ -15,8 +15,8 @@ pub struct LockSpec {
     /// Of a reentrant mutex.
     pub owner: Option<String>,
     /// Of a semaphore: how many there are, and how many are taken.
-    pub permits: Option<u32>,
-    pub taken: Option<u32>,
+    pub permits: Option<f64>,
+    pub taken: Option<f64>,
 }
 
 pub fn owner(text: &str) -> Result<Owner> {
@@ -36,8 +36,9 @@ pub fn lock_of(locks: &Locks, spec: LockSpec) -> Result<AnyLock> {
         "upgradeable" => AnyLock::Upgradeable(checked(locks.rwlock(name))?),
         "write" => AnyLock::Write(checked(locks.rwlock(name))?),
         "permits" => {
-            let semaphore = checked(locks.semaphore(name, spec.permits.unwrap_or_default()))?;
-            let taken = spec.taken.unwrap_or(1);
+            let permits = whole("permits", spec.permits.unwrap_or_default())?;
+            let (semaphore, taken) =
+                (checked(locks.semaphore(name, permits))?, whole("permits", spec.taken.unwrap_or(1.0))?);
             checked(semaphore.for_permits(taken))?;
             AnyLock::Permits(semaphore, taken)
         }

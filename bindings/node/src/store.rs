@@ -12,7 +12,7 @@ use tenure::{Elections, Jobs, Listing, Multi, Observer, Owner, Renewal};
 
 use crate::channel::{Channel, Outcome, Thread};
 use crate::engine::{Root, lock};
-use crate::error::{Failure, Result, checked, closed, invalid, millis};
+use crate::error::{Failure, Result, Time, checked, closed, duration, invalid, whole};
 use crate::hold::Hold;
 use crate::kinds::{LockSpec, lock_of, owner};
 use crate::value::{self, Value};
@@ -97,23 +97,23 @@ pub fn granted(stores: Vec<Handle>, held: Option<impl Into<AnyGuard>>) -> Value 
     held.map_or(Value::NULL, |held| Value::Hold(Box::new(Hold::new(stores, held.into()))))
 }
 
-/// How locks are held. Times are in milliseconds.
+/// How locks are held.
 #[napi(object)]
 pub struct StoreOptions {
     /// The lease: how long the lock outlives a holder that is gone. Default: 15 s.
-    pub ttl: Option<f64>,
+    pub ttl: Option<Time>,
     /// Whether the lease is renewed while the guard lives. Default: yes, at a third of the lease.
     pub renew: Option<bool>,
     /// Maximum time one guard may hold the lock, however often it is renewed. Default: no limit.
-    pub max_hold: Option<f64>,
+    pub max_hold: Option<Time>,
     /// How long before another client can get the lock its loss is reported. At most a third of the lease.
-    pub grace: Option<f64>,
+    pub grace: Option<Time>,
     /// Binds the hold to child processes too, on `file:` stores.
     pub inherit_liveness: Option<bool>,
     /// Timeout of one request. Default: 1 s.
-    pub op_timeout: Option<f64>,
+    pub op_timeout: Option<Time>,
     /// How long a wait keeps retrying while the store does not answer at all. Default: 60 s.
-    pub patience: Option<f64>,
+    pub patience: Option<Time>,
     /// Text shown to people beside the holder's user, host and process.
     pub label: Option<String>,
     /// Prepended to each name to form the store's key.
@@ -152,8 +152,8 @@ impl Store {
         Stream { source: Arc::new(tokio::sync::Mutex::new(source)), handle: self.handle.clone() }
     }
 
-    fn acquire(&self, id: u32, stores: Vec<Handle>, lock: AnyLock, wait: Option<f64>) -> Result<()> {
-        let wait = wait.map(|wait| millis("waitMs", wait)).transpose()?;
+    fn acquire(&self, id: u32, stores: Vec<Handle>, lock: AnyLock, wait: Option<Time>) -> Result<()> {
+        let wait = wait.map(|wait| duration("waitMs", &wait)).transpose()?;
         self.handle.call(id, async move { Ok(granted(stores, lock.acquire(wait).await?)) });
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Store {
     pub fn configured(&self, options: StoreOptions) -> Result<Self> {
         let locks = self.locks()?;
         let mut all = locks.options().clone();
-        let time = |what: &str, value: Option<f64>| value.map(|value| millis(what, value)).transpose();
+        let time = |what: &str, value: Option<Time>| value.map(|value| duration(what, &value)).transpose();
         all.ttl = time("ttl", options.ttl)?.unwrap_or(all.ttl);
         all.max_hold = time("maxHold", options.max_hold)?.or(all.max_hold);
         all.grace = time("grace", options.grace)?.unwrap_or(all.grace);
@@ -247,7 +247,7 @@ impl Store {
 
     /// Waits for `wait` milliseconds, 0 to try once, or without a limit.
     #[napi]
-    pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<f64>) -> Result<()> {
+    pub fn lock(&self, id: u32, spec: LockSpec, wait: Option<Time>) -> Result<()> {
         self.acquire(id, vec![self.handle.clone()], lock_of(&self.locks()?, spec)?, wait)
     }
 
@@ -258,7 +258,7 @@ impl Store {
         id: u32,
         stores: Vec<&Store>,
         specs: Vec<LockSpec>,
-        wait: Option<f64>,
+        wait: Option<Time>,
     ) -> Result<()> {
         let parts =
             stores.iter().zip(specs).map(|(store, spec)| checked(lock_of(&store.locks()?, spec)?.part()));
@@ -281,7 +281,8 @@ impl Store {
     }
 
     #[napi]
-    pub fn set_permits(&self, id: u32, name: String, permits: u32) -> Result<()> {
+    pub fn set_permits(&self, id: u32, name: String, permits: f64) -> Result<()> {
+        let permits = whole("permits", permits)?;
         let semaphore = checked(self.locks()?.semaphore(name, permits))?;
         self.start(id, async move |_| semaphore.set_permits(permits).await)
     }

@@ -8,7 +8,7 @@ use tenure::bindings::{self, Candidacy, Report};
 use tenure::{CacheValue, Entry, Period};
 
 use crate::channel::{Outcome, Refused, Thread};
-use crate::error::{Failure, Result, checked, invalid, millis};
+use crate::error::{Failure, Result, Time, checked, duration, invalid, whole};
 use crate::store::{Source, Store, Stream};
 use crate::value::Value;
 
@@ -40,19 +40,19 @@ fn refused(_: Refused) -> Failure {
     Failure::new("closed", "the locks are closed")
 }
 
-/// How a value is cached. Times are in milliseconds.
+/// How a value is cached.
 #[napi(object)]
 pub struct CacheSpec {
     pub name: String,
     /// How long a value is fresh.
-    pub ttl: f64,
+    pub ttl: Time,
     /// How values are written. A value that `json` would change silently is an error. Default: `json`.
     #[napi(ts_type = "'json' | 'text' | 'bytes'")]
     pub codec: Option<String>,
     /// How long after its ttl a value may still be returned while one caller computes the next.
-    pub stale: Option<f64>,
+    pub stale: Option<Time>,
     /// How long a caller waits for another caller's computation. Default: 5 s.
-    pub wait: Option<f64>,
+    pub wait: Option<Time>,
     /// What it does then: compute too, or fail with the code `overdue`. Default: `compute`.
     #[napi(ts_type = "'compute' | 'fail'")]
     pub overdue: Option<String>,
@@ -63,16 +63,16 @@ pub struct CacheSpec {
     pub early: Option<f64>,
     /// The share of its ttl by which a value expires early, at random. Default: 0.1.
     pub jitter: Option<f64>,
-    pub max_bytes: Option<u32>,
+    pub max_bytes: Option<f64>,
 }
 
 fn cache_of(locks: &tenure::Locks, spec: CacheSpec) -> Result<tenure::Cache> {
     let mut cache = checked(locks.cache(spec.name))?
         .overdue(or_default(spec.overdue, bindings::overdue)?)
         .outage(or_default(spec.outage, bindings::outage)?)
-        .stale(millis("stale", spec.stale.unwrap_or_default())?);
+        .stale(duration("stale", &spec.stale.unwrap_or(Time::A(0.0)))?);
     if let Some(wait) = spec.wait {
-        cache = cache.wait(millis("wait", wait)?);
+        cache = cache.wait(duration("wait", &wait)?);
     }
     if let Some(early) = spec.early {
         cache = cache.early(early);
@@ -81,7 +81,7 @@ fn cache_of(locks: &tenure::Locks, spec: CacheSpec) -> Result<tenure::Cache> {
         cache = cache.jitter(jitter);
     }
     Ok(match spec.max_bytes {
-        Some(most) => cache.max_bytes(most as usize),
+        Some(most) => cache.max_bytes(whole("maxBytes", most)? as usize),
         None => cache,
     })
 }
@@ -127,7 +127,7 @@ impl Store {
     /// The stored bytes: of `get`, `compute` or `refresh`.
     #[napi]
     pub fn cache(&self, id: u32, spec: CacheSpec, what: String) -> Result<()> {
-        let (codec, handle, ttl) = (spec.codec.clone(), self.handle(), millis("ttl", spec.ttl)?);
+        let (codec, handle, ttl) = (spec.codec.clone(), self.handle(), duration("ttl", &spec.ttl)?);
         let (cache, thread) = (cache_of(&self.locks()?, spec)?, Arc::clone(handle.thread()));
         match codec.as_deref().unwrap_or("json") {
             "json" => handle.call(id, cached::<Json>(cache, what, ttl, thread, id)),
@@ -136,6 +136,12 @@ impl Store {
             other => return Err(invalid(format!("codec: got {other:?}, expected json, text or bytes"))),
         }
         Ok(())
+    }
+
+    /// Refuses invalid options, except for a codec.
+    #[napi]
+    pub fn check_cache(&self, spec: CacheSpec) -> Result<()> {
+        cache_of(&self.locks()?, spec).map(drop)
     }
 
     #[napi]
@@ -151,7 +157,7 @@ impl Store {
         &self,
         id: u32,
         name: String,
-        wait: Option<f64>,
+        wait: Option<Time>,
         overdue: Option<String>,
         outage: Option<String>,
     ) -> Result<()> {
@@ -159,7 +165,7 @@ impl Store {
             .overdue(or_default(overdue, bindings::overdue)?)
             .outage(or_default(outage, bindings::outage)?);
         if let Some(wait) = wait {
-            fill = fill.wait(millis("wait", wait)?);
+            fill = fill.wait(duration("wait", &wait)?);
         }
         let thread = Arc::clone(self.handle().thread());
         self.handle().call(id, async move {
@@ -171,6 +177,12 @@ impl Store {
             Ok(Value::NULL)
         });
         Ok(())
+    }
+
+    /// Refuses invalid options and schedules.
+    #[napi]
+    pub fn check_job(&self, spec: JobSpec) -> Result<()> {
+        job_of(&self.locks()?, spec).map(drop)
     }
 
     /// Begins a run: a hold, or `null` if the job has run or is running.
@@ -240,13 +252,13 @@ pub struct JobSpec {
     pub name: String,
     /// `every`, `daily`, `weekly`, `monthly` or `cron`.
     pub period: String,
-    /// The length, or the time after the start of the day, week or month, in milliseconds.
-    pub time: Option<f64>,
+    /// The length; or the time after the start of the day, week or month, which may be a text such as `02:30`.
+    pub at: Option<Time>,
     /// Of `cron`.
     pub expression: Option<String>,
     pub zone: Option<String>,
     /// How long after the start of a window a run may begin. Default: the whole window.
-    pub open_for: Option<f64>,
+    pub open_for: Option<Time>,
     /// What lets a window be used again. Default: `failure`.
     #[napi(ts_type = "'nothing' | 'failure' | 'failure_or_loss'")]
     pub reopens_on: Option<String>,
@@ -254,8 +266,21 @@ pub struct JobSpec {
     pub again: Option<bool>,
 }
 
+/// The time since midnight of a text such as `02:30` or `02:30:15`.
+fn time_of_day(text: &str) -> Option<Duration> {
+    let parts: Vec<_> = text.split(':').map(|part| part.parse::<u8>().ok()).collect::<Option<_>>()?;
+    let [hours, minutes, seconds @ ..] = &parts[..] else { return None };
+    let seconds = seconds.iter().copied().map(u64::from).sum::<u64>();
+    (parts.len() <= 3)
+        .then(|| Duration::from_secs(u64::from(*hours) * 3600 + u64::from(*minutes) * 60 + seconds))
+}
+
 fn period_of(spec: &JobSpec) -> Result<Period> {
-    let time = millis("time", spec.time.unwrap_or_default())?;
+    let time = match &spec.at {
+        Some(Time::B(text)) if let Some(time) = time_of_day(text) => time,
+        Some(at) => duration(if spec.period == "every" { "period" } else { "at" }, at)?,
+        None => Duration::ZERO,
+    };
     let period = match spec.period.as_str() {
         "every" => Period::every(time),
         "daily" => Period::daily(time),
@@ -270,7 +295,7 @@ fn period_of(spec: &JobSpec) -> Result<Period> {
 fn job_of(locks: &tenure::Locks, spec: JobSpec) -> Result<tenure::OncePer> {
     let mut period = period_of(&spec)?;
     if let Some(open_for) = spec.open_for {
-        period = period.open_for(millis("openFor", open_for)?);
+        period = period.open_for(duration("openFor", &open_for)?);
     }
     let job =
         checked(locks.once_per(spec.name, period))?.frees(or_default(spec.reopens_on, bindings::frees)?);

@@ -248,7 +248,8 @@ for (const [store, start] of Object.entries(STORES)) {
       let runs = 0;
       await often.runEach(() => void (++runs === 2 && stop.abort()), { signal: stop.signal });
       assert.equal(runs, 2);
-      assert.throws(() => tenure.daily({ at: "noon" }), code("invalid"));
+      assert.throws(() => locks.oncePer(one, tenure.daily({ at: "noon" })), code("invalid"));
+      assert.throws(() => locks.oncePer(one, "1h", { reopensOn: "never" as any }), code("invalid"));
     });
 
     it("a_run_that_is_not_released_has_failed", async () => {

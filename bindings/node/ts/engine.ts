@@ -52,7 +52,7 @@ interface Call {
 }
 
 /** Answers a question of the library: a value as bytes, and how long it is to be kept. */
-export type Answer = (what: string, fence: bigint | null) => Promise<{ bytes?: Buffer; ttl?: number } | undefined>;
+export type Answer = (what: string, fence: bigint | null) => Promise<{ bytes?: Buffer; ttl?: Native.Time } | undefined>;
 
 export interface CallOptions {
   signal?: AbortSignal | undefined;

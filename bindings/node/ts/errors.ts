@@ -59,32 +59,6 @@ export function checked<T>(call: () => T): T {
   }
 }
 
-/** Refuses a number that the addon would round or cut. */
-export function whole(what: string, number: number): number {
-  if (Number.isInteger(number) && number >>> 0 === number) return number;
-  throw new TenureError("invalid", `${what}: got ${String(number)}, expected a whole number below 2^32`);
-}
-
-/** Milliseconds, or a text such as `500ms`, `2s`, `15m`, `1h` or `1d`. */
-export type Time = number | string;
-
-const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 };
-
-export function millis(what: string, time: Time): number {
-  const [, number, unit] = typeof time === "string" ? (/^(\d+(?:\.\d+)?)\s*(ms|[smhdw])$/.exec(time) ?? []) : [];
-  const value = unit === undefined ? time : Number(number) * (UNITS[unit] as number);
-  if (typeof value !== "number" || !(value >= 0)) {
-    throw new TenureError("invalid", `${what}: got ${String(time)}, expected milliseconds or a text such as "15s"`);
-  }
-  return value;
-}
-
-/** Options of the addon whose times may be texts. */
-export type Timed<T, K> = { [P in keyof T]: P extends K ? Time : T[P] };
-
-/** Options as the addon takes them: times are milliseconds. */
-type Plain<T> = { [K in keyof T]: Time extends T[K] ? Exclude<T[K], string> : T[K] };
-
 /** The name that shares most pairs of letters with a misspelt one. */
 function nearest(to: string, names: readonly string[]): string {
   const pairs = (name: string) => Array.from(name.toLowerCase(), (_, at) => name.toLowerCase().slice(at, at + 2));
@@ -93,11 +67,10 @@ function nearest(to: string, names: readonly string[]): string {
 }
 
 /** Reads options. Refuses unknown names, because a misspelt limit of a wait would be none. */
-export function optionsOf<T extends object>(given: T, others: readonly (keyof T & string)[], times: readonly (keyof T & string)[] = []): Plain<T> {
+export function optionsOf<T extends object>(given: T, names: readonly (keyof T & string)[]): T {
   if (typeof given !== "object" || given === null) throw new TenureError("invalid", `options: got ${String(given)}, expected an object`);
-  const names: string[] = [...times, ...others], all = Object.entries(given).filter(([, value]) => value !== undefined);
-  const unknown = all.find(([name]) => !names.includes(name))?.[0];
+  const all = Object.entries(given).filter(([, value]) => value !== undefined);
+  const unknown = all.find(([name]) => !(names as readonly string[]).includes(name))?.[0];
   if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown}: expected one of ${names.join(", ")}; did you mean ${nearest(unknown, names)}?`);
-  const isTime = (name: string) => names.indexOf(name) < times.length;
-  return Object.fromEntries(all.map(([name, value]) => [name, isTime(name) ? millis(name, value) : value])) as Plain<T>;
+  return Object.fromEntries(all) as T;
 }

@@ -1,25 +1,17 @@
-import { errorOf, LostError, millis, optionsOf, TenureError, type Failure, type Time } from "./errors.js";
+import { errorOf, LostError, optionsOf, TenureError, type Failure } from "./errors.js";
 import { start } from "./engine.js";
-import type { Hold } from "./native.js";
+import type { Hold, Time } from "./native.js";
 import type { StopRequest } from "./reports.js";
 
-function end(hold: Hold): Promise<Failure | null> {
-  return start((id) => hold.ended(id), { isQuiet: true });
-}
-
-/** The loss of a hold, as a signal. No function here refers to the hold, so that a dropped guard is collected. */
-class Loss {
-  readonly controller = new AbortController();
-  readonly ended: Promise<LostError | null>;
-
-  constructor(end: Promise<Failure | null>) {
-    this.ended = end.then((failure) => {
-      if (failure === null) return null;
-      const error = errorOf(failure) as LostError;
-      this.controller.abort(error);
-      return error;
-    }, () => null);
-  }
+/** The loss of a hold, as a signal and a promise. Refers to no hold, so that a dropped guard is collected. */
+function lossOf(end: Promise<Failure | null>): { signal: AbortSignal; ended: Promise<LostError | null> } {
+  const controller = new AbortController();
+  const ended = end.then((failure) => {
+    const error = failure === null ? null : errorOf(failure);
+    if (error !== null) controller.abort(error);
+    return error as LostError | null;
+  }, () => null);
+  return { signal: controller.signal, ended };
 }
 
 /**
@@ -28,7 +20,7 @@ class Loss {
  * While it lives, the library renews its lease on a thread of its own, also while the event loop is blocked.
  */
 export class Guard {
-  #loss: Loss | undefined;
+  #loss: ReturnType<typeof lossOf> | undefined;
 
   /** @internal */
   constructor(/** @internal */ readonly hold: Hold) {}
@@ -48,13 +40,13 @@ export class Guard {
     return this.hold.owner;
   }
 
-  #lost(): Loss {
-    return (this.#loss ??= new Loss(end(this.hold)));
+  #lost(): ReturnType<typeof lossOf> {
+    return (this.#loss ??= lossOf(start((id) => this.hold.ended(id), { isQuiet: true })));
   }
 
   /** Fires with a `LostError` as its reason if the lock is lost. */
   get signal(): AbortSignal {
-    return this.#lost().controller.signal;
+    return this.#lost().signal;
   }
 
   /** Resolves with why the lock was lost, or with `null` once it is released. */
@@ -95,7 +87,7 @@ export class Guard {
   }
 
   /** @internal */
-  change<T>(what: string, text?: string, time?: number): Promise<T> {
+  change<T>(what: string, text?: string, time?: Time): Promise<T> {
     return start((id) => this.hold.change(id, what, text, time));
   }
 
@@ -110,8 +102,8 @@ export class Guard {
   }
 
   /** Gives up the guard but keeps the lock taken for this time, so that work is not repeated at once. */
-  async keepFor(time: Time): Promise<void> {
-    return this.change("keep", undefined, millis("time", time));
+  keepFor(time: Time): Promise<void> {
+    return this.change("keep", undefined, time);
   }
 
   /** Resolves when the holder is asked to stop, or with `null` once the lock is released or lost. */
@@ -142,7 +134,7 @@ export class RwGuard extends Guard {
 
   /** Makes an upgradeable reader the writer once the other readers have left; false after `waitMs`. */
   async upgrade(options: { waitMs?: Time } = {}): Promise<boolean> {
-    return this.change("upgrade", undefined, optionsOf(options, [], ["waitMs"]).waitMs);
+    return this.change("upgrade", undefined, optionsOf(options, ["waitMs"]).waitMs);
   }
 }
 

@@ -1,18 +1,19 @@
 import { catchSignals, channel, native, start } from "./engine.js";
-import { BusyError, checked, millis, optionsOf, TenureError, whole, type Time, type Timed } from "./errors.js";
+import { BusyError, checked, optionsOf, TenureError } from "./errors.js";
 import { granted, Guard, held, MultiGuard, RwGuard } from "./guards.js";
-import type { Hold, LockSpec, Store, StoreOptions } from "./native.js";
+import type { Hold, LockSpec, Store, StoreOptions, Time } from "./native.js";
 import type { ElectionStatus, ForcedRelease, JobStatus, Status } from "./reports.js";
 import { Cache, Election, OncePer, type CacheOptions, type FillOptions, type JobOptions, type Period } from "./uses.js";
 
-const TIMES = ["ttl", "maxHold", "grace", "opTimeout", "patience"] as const;
-const OTHERS = ["renew", "inheritLiveness", "label", "prefix", "unfenced", "groupBy"] as const;
+const OPTIONS = [
+  "ttl", "renew", "maxHold", "grace", "inheritLiveness", "opTimeout", "patience", "label", "prefix", "unfenced", "groupBy",
+] as const;
 
 /** How locks are held. */
-export type Options = Timed<StoreOptions, (typeof TIMES)[number]>;
+export type Options = StoreOptions;
 
 function configured(store: Store, options: Options | undefined): Store {
-  return options === undefined ? store : checked(() => store.configured(optionsOf(options, OTHERS, TIMES)));
+  return options === undefined ? store : checked(() => store.configured(optionsOf(options, OPTIONS)));
 }
 
 /** How long to wait for a lock. */
@@ -38,8 +39,8 @@ export class Lock<G extends Guard = Guard> {
     return [this.spec].flat().map(({ name }) => name).join(", ");
   }
 
-  async #acquire(options: Wait, limit?: number): Promise<G | null> {
-    const { spec, store } = this, { waitMs: wait = limit, signal } = optionsOf(options, ["signal"], ["waitMs"]);
+  async #acquire(options: Wait, limit?: Time): Promise<G | null> {
+    const { spec, store } = this, { waitMs: wait = limit, signal } = optionsOf(options, ["signal", "waitMs"]);
     const all = (id: number, parts: Lock[]) => store.lockAll(id, parts.map((part) => part.store), parts.map((part) => part.spec as LockSpec), wait);
     return granted(this.guard, start((id) => (Array.isArray(spec) ? all(id, spec) : store.lock(id, spec, wait)), { signal }));
   }
@@ -48,7 +49,8 @@ export class Lock<G extends Guard = Guard> {
   async lock(options: Wait = {}): Promise<G> {
     const guard = await this.#acquire(options);
     if (guard !== null) return guard;
-    const message = `lock \`${this.name}\` is busy: it was not granted within ${millis("waitMs", options.waitMs ?? 0)} ms`;
+    const limit = typeof options.waitMs === "number" ? `${options.waitMs} ms` : options.waitMs;
+    const message = `lock \`${this.name}\` is busy: it was not granted within ${limit}`;
     throw new BusyError("busy", message, { lock: this.name, store: this.store.url });
   }
 
@@ -99,12 +101,12 @@ export class Semaphore extends Lock {
 
   /** Takes this number of permits at once. */
   many(taken: number): Lock {
-    return new Lock(this.store, { ...(this.spec as LockSpec), taken: whole("permits", taken) }, Guard);
+    return new Lock(this.store, { ...(this.spec as LockSpec), taken }, Guard);
   }
 
   /** Changes the number of permits for all. */
   async setPermits(permits: number): Promise<void> {
-    await start((id) => this.store.setPermits(id, this.name, whole("permits", permits)));
+    await start((id) => this.store.setPermits(id, this.name, permits));
   }
 }
 
@@ -163,7 +165,7 @@ export class Locks {
 
   /** A lock with this number of permits, on which all users of the name must agree. */
   semaphore(name: string, permits: number, options?: Options): Semaphore {
-    return new Semaphore(configured(this.native, options), { kind: "permits", name, permits: whole("permits", permits) }, Guard);
+    return new Semaphore(configured(this.native, options), { kind: "permits", name, permits }, Guard);
   }
 
   /**
@@ -194,7 +196,7 @@ export class Locks {
       value = await (what === "get" ? get() : compute(fence));
       return value === null || value === undefined ? undefined : { bytes: Buffer.alloc(0) };
     };
-    const { wait, overdue, outage } = optionsOf(options, ["overdue", "outage"], ["wait"]);
+    const { wait, overdue, outage } = optionsOf(options, ["wait", "overdue", "outage"]);
     await start((id) => this.native.fill(id, name, wait, overdue, outage), { answer });
     return value as T;
   }

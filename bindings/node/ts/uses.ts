@@ -1,11 +1,11 @@
 import { start } from "./engine.js";
-import { checked, millis, optionsOf, TenureError, whole, type Time, type Timed } from "./errors.js";
+import { checked, optionsOf, TenureError } from "./errors.js";
 import { granted, held, heldEach, Term, Turn } from "./guards.js";
-import type { CacheSpec, Hold, JobSpec, Store, Stream } from "./native.js";
+import type { CacheSpec, Hold, JobSpec, Store, Stream, Time } from "./native.js";
 import type { Change, LastRun, Leader } from "./reports.js";
 
 /** How a cache keeps its values. */
-export type CacheOptions = Timed<Omit<CacheSpec, "name">, "ttl" | "stale" | "wait">;
+export type CacheOptions = Omit<CacheSpec, "name">;
 
 /** How a cache of the program's own is filled. */
 export type FillOptions = Pick<CacheOptions, "wait" | "overdue" | "outage">;
@@ -47,17 +47,15 @@ const DECODERS = {
 /** Values that one caller in a fleet computes, while the others wait for it. */
 export class Cache<T = any> {
   readonly #store: Store;
-  readonly #spec: Omit<CacheSpec, "name">;
+  readonly #options: CacheOptions;
   readonly #codec: keyof typeof DECODERS;
 
   /** @internal */
   constructor(store: Store, readonly name: string, options: CacheOptions) {
-    const names = ["overdue", "outage", "codec", "early", "jitter", "maxBytes"] as const;
-    const spec = optionsOf(options, names, ["ttl", "stale", "wait"]);
-    if (spec.maxBytes !== undefined) whole("maxBytes", spec.maxBytes);
     this.#store = store;
-    this.#spec = { ...spec, ttl: millis("ttl", spec.ttl) };
-    this.#codec = spec.codec ?? "json";
+    this.#options = optionsOf(options, ["ttl", "codec", "stale", "wait", "overdue", "outage", "early", "jitter", "maxBytes"]);
+    checked(() => store.checkCache({ ...this.#options, name }));
+    this.#codec = options.codec ?? "json";
     if (!(this.#codec in DECODERS)) throw new TenureError("invalid", `codec: got ${this.#codec}, expected json, text or bytes`);
   }
 
@@ -65,11 +63,11 @@ export class Cache<T = any> {
     const answer = async () => {
       const value = await compute?.();
       if (what === "refresh" && (value instanceof Absent || value instanceof Uncached)) throw new TenureError("invalid", "refresh: expected a value to store");
-      if (value instanceof Absent) return { ttl: millis("ttl", value.ttl) };
+      if (value instanceof Absent) return { ttl: value.ttl };
       if (value instanceof Uncached) return { bytes: encoded(this.#codec, value.value) };
-      return { bytes: encoded(this.#codec, value), ttl: this.#spec.ttl };
+      return { bytes: encoded(this.#codec, value), ttl: this.#options.ttl };
     };
-    const spec = { ...this.#spec, name: `${this.name}:${key}` };
+    const spec = { ...this.#options, name: `${this.name}:${key}` };
     const bytes: Buffer | null = await start((id) => this.#store.cache(id, spec, what), { answer });
     return bytes === null ? null : DECODERS[this.#codec](bytes);
   }
@@ -90,14 +88,14 @@ export class Cache<T = any> {
 
   /** Discards the value; call it after the outdating commit. A computation in progress is not stored. */
   invalidate(key: string): Promise<void> {
-    return start((id) => this.#store.cacheInvalidate(id, { ...this.#spec, name: `${this.name}:${key}` }));
+    return start((id) => this.#store.cacheInvalidate(id, { ...this.#options, name: `${this.name}:${key}` }));
   }
 }
 
 /** The windows of a job: each is of this length, or as `daily`, `weekly`, `monthly` and `cron` return them. */
 export type Period = Time | Schedule;
 
-export type Schedule = Pick<JobSpec, "period" | "time" | "expression" | "zone">;
+export type Schedule = Pick<JobSpec, "period" | "at" | "expression" | "zone">;
 
 /** When in a day, week or month: a time such as `02:30`, or how long after its start. */
 export interface At {
@@ -106,24 +104,17 @@ export interface At {
   zone?: string;
 }
 
-function scheduled(period: string, options: At): Schedule {
-  const { at = 0, zone } = optionsOf(options, ["at", "zone"]);
-  const [, hours, minutes, seconds = 0] = /^(\d\d?):(\d\d)(?::(\d\d))?$/.exec(String(at)) ?? [];
-  const time = hours === undefined ? millis("at", at) : ((Number(hours) * 60 + Number(minutes)) * 60 + Number(seconds)) * 1000;
-  return { period, time, ...(zone === undefined ? {} : { zone }) };
-}
-
 /** Once a day. */
-export const daily = (at: At = {}): Schedule => scheduled("daily", at);
+export const daily = (at: At = {}): Schedule => ({ period: "daily", ...optionsOf(at, ["at", "zone"]) });
 /** Once a week, which begins on Monday. */
-export const weekly = (at: At = {}): Schedule => scheduled("weekly", at);
+export const weekly = (at: At = {}): Schedule => ({ period: "weekly", ...optionsOf(at, ["at", "zone"]) });
 /** Once a month. */
-export const monthly = (at: At = {}): Schedule => scheduled("monthly", at);
+export const monthly = (at: At = {}): Schedule => ({ period: "monthly", ...optionsOf(at, ["at", "zone"]) });
 /** At the times of a cron expression. */
 export const cron = (expression: string, zone: { zone?: string } = {}): Schedule => ({ period: "cron", expression, ...optionsOf(zone, ["zone"]) });
 
 /** How a job repeats. */
-export type JobOptions = Timed<Pick<JobSpec, "openFor" | "reopensOn" | "again">, "openFor">;
+export type JobOptions = Pick<JobSpec, "openFor" | "reopensOn" | "again">;
 
 /** Whether a job ran here, and what it returned. */
 export type Run<T> = { ran: true; value: T } | { ran: false; value?: undefined };
@@ -148,9 +139,10 @@ export class OncePer {
 
   /** @internal */
   constructor(store: Store, readonly name: string, period: Period, options: JobOptions) {
-    const schedule = typeof period === "object" ? period : { period: "every", time: millis("period", period) };
+    const schedule = typeof period === "object" ? period : { period: "every", at: period };
     this.#store = store;
-    this.#spec = { name, ...schedule, ...optionsOf(options, ["reopensOn", "again"], ["openFor"]) };
+    this.#spec = { name, ...schedule, ...optionsOf(options, ["openFor", "reopensOn", "again"]) };
+    checked(() => store.checkJob(this.#spec));
   }
 
   /** Begins a run unless there has been one in this window, or there is one. */
