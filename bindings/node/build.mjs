@@ -17,7 +17,9 @@ function addon() {
   const types = join(target, "types");
   mkdirSync(types, { recursive: true });
   const features = process.env.TENURE_FEATURES ? ["--features", process.env.TENURE_FEATURES] : [];
-  const build = ["build", "--quiet", "--locked", "--profile", profile, "--manifest-path", join(here, "Cargo.toml"), ...features];
+  // For musl, as in install.mjs.
+  const musl = `target.'cfg(target_env="musl")'.rustflags=["-C", "target-feature=-crt-static"]`;
+  const build = ["build", "--quiet", "--locked", "--profile", profile, "--manifest-path", join(here, "Cargo.toml"), "--config", musl, ...features];
   execFileSync("cargo", build, { stdio: "inherit", env: { ...process.env, CARGO_TARGET_DIR: target, NAPI_TYPE_DEF_TMP_FOLDER: types } });
   const name = { darwin: "libtenure_node.dylib", win32: "tenure_node.dll" }[process.platform] ?? "libtenure_node.so";
   return { file: join(target, profile === "dev" ? "debug" : profile, name), types: join(types, "tenure-node") };

@@ -22,7 +22,9 @@ if (existsSync(join(here, "dist")) && !loads()) {
   console.log(`tenure: no addon for ${process.platform}-${process.arch}, so Cargo builds one`);
   const features = process.env.TENURE_FEATURES ? ["--features", process.env.TENURE_FEATURES] : [];
   try {
-    const build = ["build", "--locked", "--profile", "dist", "--manifest-path", manifest, "--target-dir", target, ...features];
+    // For musl, Rust would otherwise link libc statically, and then makes no addon.
+    const musl = `target.'cfg(target_env="musl")'.rustflags=["-C", "target-feature=-crt-static"]`;
+    const build = ["build", "--locked", "--profile", "dist", "--manifest-path", manifest, "--target-dir", target, "--config", musl, ...features];
     execFileSync("cargo", build, { stdio: "inherit" });
   } catch (error) {
     console.error(`tenure: it needs a Rust toolchain (rustc 1.89 or later): ${error.message}`);
