@@ -36,6 +36,14 @@ def left(server: Server, lock: Any) -> float:
     return float(lock.guard.remaining() if hasattr(lock, "guard") else server.client.pttl(lock.name) / 1000)
 
 
+def test_a_wrong_keyword_of_a_lock_names_the_right_one(locks: tenure.Locks, name: str) -> None:
+    wrong: Any = locks.lock
+    assert not wrong(name, 10, 0.2, blocking=False).locked()
+    for keyword, right in {"ttl": "timeout", "wait": "blocking_timeout", "blocking_timout": "blocking_timeout"}.items():
+        with pytest.raises(TypeError, match=f"'{keyword}': use '{right}'"):
+            wrong(name, **{keyword: 3})
+
+
 def test_a_lock_of_redis_py_works_the_same(make: Make, server: Server, name: str) -> None:
     one, other = make(name, timeout=30), make(name, timeout=30, blocking_timeout=0.2)
     assert not one.locked() and not one.owned()

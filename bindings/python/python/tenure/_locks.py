@@ -7,7 +7,7 @@ import sys
 import weakref
 from _thread import _local
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Optional, TypedDict, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Optional, TypedDict, TypeVar, Union, cast
 
 from . import _fork, _log, _native, _wait
 from ._errors import BusyError, ForkedError, InvalidError, LostError, UnsupportedError
@@ -72,11 +72,10 @@ _HABITS = {
 }  # fmt: skip
 
 
-def _unknown(name: str) -> TypeError:
+def _unknown(name: str, known: list[str], habits: dict[str, str]) -> TypeError:
     from difflib import get_close_matches
 
-    known = [*Options.__annotations__, "timeout", "on_lost"]
-    meant = _HABITS.get(name) or next(iter(get_close_matches(name, known, 1)), None)
+    meant = habits.get(name) or next(iter(get_close_matches(name, known, 1)), None)
     hint = f"use {meant!r}" if meant else f"expected one of {', '.join(known)}"
     return TypeError(f"unknown option {name!r}: {hint}")
 
@@ -84,7 +83,7 @@ def _unknown(name: str) -> TypeError:
 def _native_options(options: Options) -> dict[str, Any]:
     for name in options:
         if name not in Options.__annotations__:
-            raise _unknown(name)
+            raise _unknown(name, [*Options.__annotations__, "timeout", "on_lost"], _HABITS)
     return {key: seconds(cast(Seconds, value), key) if key in _TIMES else value for key, value in options.items()}
 
 
@@ -230,15 +229,17 @@ class Locks:
         self,
         name: str,
         timeout: Optional[Seconds] = None,
+        sleep: float = 0.1,
         *,
         blocking: bool = True,
         blocking_timeout: Optional[Seconds] = None,
         thread_local: bool = True,
         raise_on_release_error: bool = True,
+        **others: NoReturn,
     ) -> RedisLock:
         """A mutex with the arguments and methods of redis-py's `Lock`: `acquire`, `release`, `locked`, `owned`,
-        `extend` and `reacquire`. With a `timeout`, it stays taken until its release or the end of its lease, even if
-        nothing refers to it any more. See `tenure.compat.redis`.
+        `extend` and `reacquire`. `sleep` is not used, because a release wakes a waiter. With a `timeout`, it stays taken
+        until its release or the end of its lease, even if nothing refers to it any more. See `tenure.compat.redis`.
 
         >>> import tenure
         >>> lock = tenure.connect("memory:").lock("report", timeout=10)
@@ -247,8 +248,11 @@ class Locks:
         """
         from .compat.redis import Lock as RedisLock
 
+        for other in others:
+            known = ["timeout", "sleep", "blocking", "blocking_timeout", "thread_local", "raise_on_release_error"]
+            raise _unknown(other, known, {"ttl": "timeout", "expire": "timeout", "wait": "blocking_timeout"})
         return RedisLock(
-            self, name, timeout, blocking=blocking, blocking_timeout=blocking_timeout, thread_local=thread_local,
+            self, name, timeout, sleep, blocking=blocking, blocking_timeout=blocking_timeout, thread_local=thread_local,
             raise_on_release_error=raise_on_release_error,
         )  # fmt: skip
 
