@@ -85,7 +85,6 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))] // docs.rs builds with a nightly compiler
 
-/// For the packages of other languages. Exempt from semver: nothing else should use this module.
 #[doc(hidden)]
 pub mod bindings;
 mod engine;

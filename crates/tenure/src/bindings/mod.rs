@@ -1,4 +1,5 @@
-//! For the packages of other languages, whose threads and tasks share a guard.
+//! For the packages of other languages, whose threads and tasks share a guard. Exempt from semver: nothing else should
+//! use this module.
 //!
 //! - [`AnyLock`] is a lock of any kind, and [`AnyGuard`] its guard.
 //! - [`Report`] is what a call reports, before a package makes values of its language of it.
