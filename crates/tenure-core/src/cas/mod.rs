@@ -12,7 +12,8 @@
 //! *Order.* Each write compares the version of its client's marker. After a request of unknown outcome, the
 //! next one first writes the marker: from then on, the earlier one has either taken effect or never will.
 //!
-//! Modules: `backend` is the interface to a server, `snapshot` the stored format, and `parts` the format of a
+//! Modules: `backend` is the interface to a server, `one_key` implements it for servers with compare-and-swap of
+//! a single key, `snapshot` is the stored format, and `parts` the format of a
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `request` decides how a request is carried out: `exchange` reads,
 //! writes and repeats, `machine` runs the machine, and `bind` binds requests to handles. `records` carries out
@@ -27,6 +28,7 @@ mod holders;
 mod leases;
 mod machine;
 mod notes;
+mod one_key;
 mod parts;
 mod records;
 mod request;
@@ -56,6 +58,9 @@ use crate::store::{
 };
 use client::CasClient;
 pub use leases::PLACE_WAIT;
+#[cfg(tenure_planted)]
+pub use one_key::key_values;
+pub use one_key::{Entry, Key, KeyValue, KeyWrite, KeyWritten, OneKey};
 #[cfg(tenure_planted)]
 pub use snapshot::{BoundEntry, whole_lock};
 

@@ -23,6 +23,7 @@ mod full;
 mod golden;
 mod imports;
 mod interop;
+mod key_files;
 mod long_queue;
 #[expect(
     clippy::disallowed_methods,

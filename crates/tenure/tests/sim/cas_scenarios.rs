@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::future::{join, try_join_all};
+use futures_util::future::{FutureExt, join, select, try_join_all};
 use tenure::internals::Runtime;
 use tenure::internals::planted::Bug;
 use tenure::internals::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
@@ -245,6 +245,29 @@ fn an_undo_is_final(versions: Versions) -> Outcome {
     scenario.run_out()
 }
 
+/// A caller gives up while its write is on its way, and the undo finds the lock free: the write leaves nothing.
+fn a_write_after_its_undo_leaves_nothing(versions: Versions) -> Outcome {
+    let scenario = Scenario::cas(2, versions);
+    let (ours, theirs) = (scenario.client(0, SECONDS(10)), scenario.client(1, SECONDS(10)));
+    let (server, sleep) = (scenario.server.clone(), scenario.sleep(0));
+    scenario.spawn(0, async move {
+        // Keeps the process's handle alive.
+        let kept = ours.mutex("y").expect("a name").lock().await.expect("a free lock");
+        server.delay_next_write(MILLIS(900));
+        let mutex = ours.mutex("x").expect("a name");
+        drop(select(mutex.try_lock().boxed(), sleep(MILLIS(100))).await);
+        sleep(SECONDS(20)).await;
+        Ok(kept.release().await?)
+    });
+    let sleep = scenario.sleep(1);
+    scenario.spawn(1, async move {
+        sleep(SECONDS(3)).await;
+        let got = theirs.mutex("x").expect("a name").try_lock().await?;
+        got.map(drop).ok_or_else(|| "a write after its undo keeps others out".into())
+    });
+    scenario.run_out()
+}
+
 /// Fails where a promise is broken.
 pub(super) type Play = fn(Versions) -> Outcome;
 
@@ -271,10 +294,39 @@ fn each_scenario_on_a_store_by_compare_and_swap_fails_with_its_bug() {
     }
 }
 
-/// The keep-alive of another hold has just renewed their shared lease.
+/// A server that cannot compare several keys keeps what it can: a late write is ruled out by another write of its
+/// lock, and tokens begin above the versions of its key.
+#[test]
+fn scenarios_go_well_with_one_key_and_fail_with_their_bugs() {
+    for versions in [true, false].map(|expires| Versions::OneKey { expires }) {
+        for (bug, scenario) in [
+            (Bug::CasNoBarrier, a_write_after_its_undo_leaves_nothing as Play),
+            (Bug::CasOneKeyLateWrite, a_write_after_its_undo_leaves_nothing),
+            (Bug::CasCountForgotten, tokens_grow_though_one_change_granted_many),
+        ] {
+            assert_eq!(scenario(versions), Ok(()), "{versions:?} without {bug:?}");
+            plant(Some(bug));
+            let outcome = scenario(versions);
+            plant(None);
+            assert!(outcome.is_err(), "{bug:?} is not seen in its scenario on {versions:?}");
+        }
+    }
+}
+
 #[test]
 fn a_renewal_by_hand_notices_a_forced_release() {
-    let scenario = Scenario::cas(2, Versions::Lasting);
+    a_renewal_notices_a_forced_release(Versions::Lasting);
+}
+
+/// The process that ended the hold by force has nothing to tell its client: each renewal reads the lock.
+#[test]
+fn a_renewal_with_one_key_notices_a_forced_release() {
+    a_renewal_notices_a_forced_release(Versions::OneKey { expires: true });
+}
+
+/// The keep-alive of another hold has just renewed their shared lease.
+fn a_renewal_notices_a_forced_release(versions: Versions) {
+    let scenario = Scenario::cas(2, versions);
     let (ours, theirs) = (scenario.client(0, SECONDS(30)), scenario.client(1, SECONDS(30)));
     scenario.spawn(0, async move {
         let guard = ours.mutex("x").expect("a name").lock().await?;

@@ -9,6 +9,8 @@ mod cas_costs;
 #[cfg(tenure_planted)]
 mod cas_long_queues;
 #[cfg(tenure_planted)]
+mod cas_one_key;
+#[cfg(tenure_planted)]
 mod cas_scenarios;
 #[cfg(tenure_planted)]
 mod dead_waiters;

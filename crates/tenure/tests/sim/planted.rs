@@ -180,6 +180,12 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasMovingHoldRemoved, "exclusion within validity", 5_000),
 ];
 
+/// Bugs of compare-and-swap stores of a single key.
+const CAUGHT_BY_ONE_KEY: &[(Bug, &str, u64)] = &[
+    (Bug::CasOneKeyLateWrite, "nothing is left behind", 5_000),
+    (Bug::CasOneKeyRenewalUnseen, "exclusion within validity", 5_000),
+];
+
 /// Rare bugs of compare-and-swap stores, with a regime that shows them and a seed shortly before.
 const RARE_BY_COMPARE_AND_SWAP: [(Bug, Regime, u64); 3] = [
     (Bug::CasKeepAwaited, Regime::Hiccup, 4_200),
@@ -235,6 +241,7 @@ fn run_in(regime: Regime, bug: Bug, seed: u64) -> Report {
         | Bug::NearUntold
         | Bug::LateRefusal => files::run_in(regime, seed, false),
         _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::run_in(regime, seed, false),
+        _ if is_in(CAUGHT_BY_ONE_KEY, bug) => cas::run_one_key(regime, seed, false),
         _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::run_in(regime, seed, false),
         _ => world::run_in(regime, seed, false),
     }
@@ -260,7 +267,7 @@ fn regimes(bug: Bug) -> &'static [Regime] {
         | Bug::ChangeUnheard
         | Bug::CalledInVainLeft
         | Bug::NearUntold => files::REGIMES,
-        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) => cas::REGIMES,
+        _ if is_in(CAUGHT_BY_COMPARE_AND_SWAP, bug) || is_in(CAUGHT_BY_ONE_KEY, bug) => cas::REGIMES,
         _ if is_in(CAUGHT_ON_POSTGRESQL, bug) => rows::REGIMES,
         _ => &Regime::ALL,
     }
@@ -322,6 +329,7 @@ fn what_is_judged_in_a_directory_can_fail_there() {
 #[test]
 fn bugs_of_stores_by_compare_and_swap_are_caught() {
     all_are_caught(CAUGHT_BY_COMPARE_AND_SWAP, &[], run);
+    all_are_caught(CAUGHT_BY_ONE_KEY, &[], run);
 }
 
 #[test]
@@ -417,7 +425,8 @@ const ELSEWHERE: [(Bug, &str); 15] = [
 
 #[test]
 fn every_planted_bug_has_a_test() {
-    let caught = [CAUGHT, CAUGHT_BY_COMPARE_AND_SWAP, CAUGHT_ON_POSTGRESQL].into_iter().flatten();
+    let caught =
+        [CAUGHT, CAUGHT_BY_COMPARE_AND_SWAP, CAUGHT_BY_ONE_KEY, CAUGHT_ON_POSTGRESQL].into_iter().flatten();
     let mut looked_for: Vec<Bug> = caught.map(|(bug, ..)| *bug).collect();
     looked_for.extend(RARE_BY_COMPARE_AND_SWAP.map(|(bug, ..)| bug));
     looked_for.extend(scenarios::ALL.iter().map(|(bug, _)| *bug));

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use tenure::internals::Moment;
 use tenure::internals::protocol::{Answer, Data, ExpiringValue, Liveness, LockSpec, ReleaseScope, Verb};
 use tenure::internals::store::cas::{BoundEntry, Handle, whole_lock};
 use tenure::internals::store::observe::Told;
@@ -181,10 +182,11 @@ impl Judge {
         });
     }
 
-    /// Entries bound to living handles.
-    pub(super) fn left(&self, state: &State) -> Vec<String> {
+    /// Entries bound to handles that were kept alive.
+    pub(super) fn left(&self, state: &State, now: Moment) -> Vec<String> {
         let all = state.locks.keys().flat_map(|name| self.look(state, name).bound);
-        let alive = all.filter(|bound| state.handles.contains_key(&bound.handle));
+        let lives = |handle: &Handle| state.handles.get(handle).is_some_and(|life| life.kept_until > now);
+        let alive = all.filter(|bound| lives(&bound.handle));
         alive.map(|bound| format!("{bound:?}")).collect()
     }
 }

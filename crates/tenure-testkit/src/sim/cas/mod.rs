@@ -11,7 +11,7 @@ use tenure::internals::protocol::lease;
 use tenure::internals::store::cas;
 
 use super::chooser::{Chooser, Rng};
-use super::clock::{SECOND, TrueTime};
+use super::clock::{MS, SECOND, TrueTime};
 use super::executor::Sim;
 use super::host::Judge;
 use super::regime::{Plan, Regime};
@@ -52,8 +52,13 @@ pub fn run_with(versions: Versions, seed: u64) -> Report {
     schedule(REGIMES[(seed % REGIMES.len() as u64) as usize], seed, false, Some(versions))
 }
 
+/// Runs the schedule of a seed on a server with compare-and-swap of one key, half of which expire markers.
+pub fn run_one_key(regime: Regime, seed: u64, keep_log: bool) -> Report {
+    schedule(regime, seed, keep_log, Some(Versions::OneKey { expires: seed / 2 % 2 == 0 }))
+}
+
 /// The parameters of a schedule on such a server.
-fn plan(sim: &Sim, regime: Regime) -> Plan {
+fn plan(sim: &Sim, regime: Regime, versions: Option<Versions>) -> Plan {
     let mut plan = Plan::draw(sim, regime);
     // A watch reports each change once, and requests do not use the server's time.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
@@ -66,6 +71,12 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
     plan.place_max = cas::PLACE_WAIT;
     // A hold that is being released lasts two seconds longer.
     plan.session = (ttl / 6 + lease::margin(ttl)).as_nanos() as TrueTime + 5 * SECOND;
+    if let Some(Versions::OneKey { expires }) = versions {
+        // A watch looks for the ends of handles each second.
+        plan.polls = 1_500 * MS;
+        // The lifetime of a handle begins when another client has first seen it.
+        plan.session += if expires { 0 } else { ttl.as_nanos() as TrueTime + plan.session };
+    }
     plan.strict_from += plan.session * u64::from(!regime.is_calm());
     plan
 }
@@ -73,7 +84,7 @@ fn plan(sim: &Sim, regime: Regime) -> Plan {
 fn schedule(regime: Regime, seed: u64, keep_log: bool, versions: Option<Versions>) -> Report {
     // With other choices than the schedule of another store with this seed.
     let sim = Sim::new(Chooser::seeded(Rng::new(seed ^ u64::MAX >> 2).next()));
-    let plan = plan(&sim, regime);
+    let plan = plan(&sim, regime, versions);
     let drawn = if sim.chance(500) { Versions::Lasting } else { Versions::OfCreations };
     // Split queues, with parts short enough to matter.
     let part = [128, 1, 2, 3][sim.choose(4) as usize];

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::store::cas::{Handle, Stored, WatchNotice, Watched};
+use tenure::internals::store::cas::{Entry, Handle, Stored, WatchNotice, Watched};
 use tokio::sync::{Notify, mpsc};
 
 use crate::sim::executor::ProcessId;
@@ -19,6 +19,10 @@ pub(super) struct State {
     pub(super) revision: u64,
     pub(super) locks: BTreeMap<LockName, Stored>,
     pub(super) records: BTreeMap<LockName, String>,
+    /// The values of locks' keys, on a server with compare-and-swap of one key.
+    pub(super) keys: BTreeMap<LockName, Entry>,
+    /// Handles last until a client removes them.
+    pub(super) keeps_markers: bool,
     /// Parts of queues.
     pub(super) parts: BTreeMap<(LockName, u64), String>,
     pub(super) handles: BTreeMap<Handle, Life>,
@@ -40,6 +44,8 @@ pub(super) struct State {
 pub(super) struct Life {
     pub(super) life: Duration,
     pub(super) end: Moment,
+    /// When its client may not rely on it any more.
+    pub(super) kept_until: Moment,
     pub(super) marker: u64,
     pub(super) process: ProcessId,
 }

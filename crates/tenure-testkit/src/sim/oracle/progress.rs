@@ -53,7 +53,7 @@ impl ReferenceModel {
         let since = open_since.max(self.plan.strict_from);
         let knows = self.plan.regime.is_calm() && lock.head().is_some_and(|head| head.knows);
         let refreshed = if knows { 0 } else { self.plan.wait().max(self.plan.kept_by_listening()) / 2 };
-        let most = HAND_OVER + refreshed + self.plan.drift();
+        let most = HAND_OVER + refreshed + self.plan.polls + self.plan.drift();
         let waits = |process: ProcessId| sim.ran_since(process, since);
         let waiter = lock.places.iter().find(|place| !place.holds && waits(place.process));
         if let Some(waiter) = waiter.filter(|_| at > since + most) {

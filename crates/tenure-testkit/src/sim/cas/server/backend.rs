@@ -34,7 +34,9 @@ impl Backend for Server {
             state.next += 16;
             state.revision += 1;
             let (handle, marker, process) = (state.next, state.revision, server.process);
-            state.handles.insert(handle, Life { life, end: Moment(0), marker, process });
+            state
+                .handles
+                .insert(handle, Life { life, end: Moment(0), kept_until: Moment(0), marker, process });
             server.set_end(state, handle, server.now());
             (handle, marker)
         });

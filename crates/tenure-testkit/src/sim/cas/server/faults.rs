@@ -10,7 +10,7 @@ use crate::sim::node_faults::NodeFault;
 impl Driver for Server {
     fn open(&self, process: &Arc<Process>) -> Arc<dyn Store> {
         let runtime = Arc::clone(process) as Arc<dyn Runtime>;
-        Arc::new(Cas::new(Arc::new(self.client(process)), "cas:sim", runtime))
+        Arc::new(Cas::new(self.client(process).backend(&runtime), "cas:sim", runtime))
     }
 
     fn silence(&self, process: ProcessId) {
@@ -52,7 +52,7 @@ impl Driver for Server {
     }
 
     fn left(&self) -> Vec<String> {
-        self.host.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state()))
+        self.host.judge.as_ref().map_or_else(Vec::new, |judge| judge.left(&self.state(), self.now()))
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod backend;
 mod faults;
+mod key_value;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, PartChange, Stamp, Stored, Swap,
+    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, OneKey, PartChange, Stamp, Stored, Swap,
     ValueChange, WatchNotice, Watched,
 };
 use tenure::internals::store::{Cursor, Failure, StoreFuture};
@@ -68,6 +69,18 @@ pub enum Versions {
     OfCreations,
     /// The same in a backend that forgets to compare the creation: a planted bug.
     Alone,
+    /// Those of single keys, as on NATS.
+    OneKey {
+        /// The server removes the markers of clients that have died.
+        expires: bool,
+    },
+}
+
+impl Versions {
+    /// Whether clients are like those of ZooKeeper.
+    fn restart(self) -> bool {
+        matches!(self, Self::OfCreations | Self::Alone)
+    }
 }
 
 /// The fate of a request.
@@ -95,7 +108,8 @@ impl Server {
         faults: Faults,
         judge: Option<Judge>,
     ) -> Self {
-        let state = Mutex::new(State { faults, ..State::default() });
+        let keeps_markers = versions == Versions::OneKey { expires: false };
+        let state = Mutex::new(State { faults, keeps_markers, ..State::default() });
         let inner = Arc::new(Inner { state, versions, part });
         Self { host: Arc::new(Host { runtime, judge }), inner, process: OUTSIDE, pings: None }
     }
@@ -110,8 +124,17 @@ impl Server {
     #[must_use]
     pub fn client(&self, process: &Arc<Process>) -> Self {
         let pings = || Arc::new(Pings(Arc::clone(process) as Arc<dyn Runtime>));
-        let pings = (self.inner.versions != Versions::Lasting).then(pings);
+        let pings = self.inner.versions.restart().then(pings);
         Self { pings, ..self.of(process.id()) }
+    }
+
+    /// The backend of a client.
+    #[must_use]
+    pub fn backend(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Backend> {
+        match self.inner.versions {
+            Versions::OneKey { .. } => Arc::new(OneKey::new(Arc::new(self.clone()), Arc::clone(runtime))),
+            _ => Arc::new(self.clone()),
+        }
     }
 
     /// Sends pings for a handle of this client until it is gone, or the client.
@@ -310,6 +333,28 @@ impl Server {
         }
     }
 
+    /// Lets a marker that clients remove last until any of them would have.
+    fn outlast(&self, handle: Handle, end: Moment) {
+        let (mut state, now) = (self.state(), self.now());
+        let Some(life) = state.handles.get_mut(&handle).filter(|life| life.end == end) else { return };
+        if now < life.kept_until + 3 * life.life {
+            life.end = end + life.life;
+            self.ends_at(&mut state, handle);
+        }
+    }
+
+    /// The end of a handle has changed.
+    fn ends_at(&self, state: &mut State, handle: Handle) {
+        let Some(end) = state.handles.get(&handle).map(|life| life.end) else { return };
+        self.later(end, |server| server.purge(&mut server.state()));
+        if state.keeps_markers {
+            self.later(Moment(end.0.saturating_sub(2 * MS)), move |server| server.outlast(handle, end));
+        }
+        if let Some(judge) = &self.host.judge {
+            judge.extended(state);
+        }
+    }
+
     fn end(&self, state: &mut State, handle: Handle) {
         if let Some(judge) = &self.host.judge {
             judge.ended(state, handle);
@@ -350,7 +395,7 @@ impl Server {
             lock(&watcher.coming).push_back(seen.clone());
             let (sender, coming, of) =
                 (watcher.sender.clone(), Arc::clone(&watcher.coming), watcher.name.clone());
-            let is_read = self.inner.versions != Versions::Lasting;
+            let is_read = self.inner.versions.restart();
             // The first one in flight, because tasks that are due together run in any order.
             self.later(watcher.last, move |server| match lock(&coming).pop_front() {
                 Some(WatchNotice::Lock(_)) if is_read => {
@@ -369,7 +414,7 @@ impl Server {
         let stored = state.locks.get(&change.name).cloned();
         let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
         let compared = |stamp: Stamp| match versions {
-            Versions::Lasting => (stamp.version, (0, 0)),
+            Versions::Lasting | Versions::OneKey { .. } => (stamp.version, (0, 0)),
             Versions::OfCreations => (stamp.version - stamp.base, stamp.creation),
             Versions::Alone => (stamp.version - stamp.base, (0, 0)),
         };
@@ -390,7 +435,7 @@ impl Server {
         state.revision += 1;
         let version = state.revision;
         let stamp = match (versions, stored.as_ref().map(|stored| stored.stamp)) {
-            (Versions::Lasting, before) => {
+            (Versions::Lasting | Versions::OneKey { .. }, before) => {
                 Stamp { base: before.map_or(version, |before| before.base), version, creation: (0, 0) }
             }
             (_, Some(before)) => Stamp { version: before.version + 1, ..before },
@@ -430,11 +475,9 @@ impl Server {
         let life = state.handles.get_mut(&handle)?;
         // In whole milliseconds, like the oracle's times.
         life.end = Moment((from + life.life).0.next_multiple_of(MS));
-        let (end, marker) = (life.end, life.marker);
-        self.later(end, |server| server.purge(&mut server.state()));
-        if let Some(judge) = &self.host.judge {
-            judge.extended(state);
-        }
+        life.kept_until = life.end;
+        let marker = life.marker;
+        self.ends_at(state, handle);
         Some(marker)
     }
 }

@@ -1,0 +1,122 @@
+//! The requests of a client to a server with compare-and-swap of one key.
+
+use futures_util::stream::{BoxStream, StreamExt, unfold};
+use tenure::internals::store::cas::{Entry, Key, KeyValue, KeyWrite, KeyWritten, key_values};
+
+use super::*;
+
+impl KeyValue for Server {
+    fn read(&self, key: &Key) -> StoreFuture<Option<Entry>> {
+        let key = key.clone();
+        self.ask("read", move |_, state| entry(state, &key))
+    }
+
+    fn write(&self, key: &Key, write: KeyWrite) -> StoreFuture<KeyWritten> {
+        let (key, sort) = (key.clone(), if let Key::Lock(_) = key { "commit" } else { "keep" });
+        self.ask(sort, move |server, state| {
+            let found = entry(state, &key);
+            if found.as_ref().map(|entry| entry.version) != write.seen {
+                return Err(found);
+            }
+            Ok(match key {
+                Key::Lock(name) => server.write_lock(state, name, write),
+                Key::Marker(handle) => server.write_marker(state, handle, &write),
+            })
+        })
+    }
+
+    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<Entry, Failure>>> {
+        let watch = Backend::watch(self, name, Watched::Lock);
+        async move {
+            let values = unfold(watch.await?, |mut watch| async move {
+                let entry = loop {
+                    match watch.next().await {
+                        Ok(WatchNotice::Lock(Some(Stored { text, stamp }))) => {
+                            break Ok(Entry { version: stamp.version, text });
+                        }
+                        Ok(_) => {}
+                        Err(failure) => break Err(failure),
+                    }
+                };
+                Some((entry, watch))
+            });
+            Ok(values.boxed())
+        }
+        .boxed()
+    }
+
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, Entry)>, Option<Cursor>)> {
+        let prefix = prefix.to_owned();
+        self.ask("list", move |_, state| {
+            let keys = state.keys.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
+            (keys.map(|(name, entry)| (name.clone(), entry.clone())).collect(), None)
+        })
+    }
+
+    fn ready(&self) -> StoreFuture<()> {
+        Backend::ready(self)
+    }
+
+    fn limit(&self) -> usize {
+        200_000
+    }
+}
+
+fn entry(state: &State, key: &Key) -> Option<Entry> {
+    match key {
+        Key::Lock(name) => state.keys.get(name).cloned(),
+        Key::Marker(handle) => state
+            .handles
+            .get(handle)
+            .map(|life| Entry { version: life.marker, text: format!("{} marker", life.life.as_millis()) }),
+    }
+}
+
+impl Server {
+    fn write_lock(&self, state: &mut State, name: LockName, write: KeyWrite) -> u64 {
+        state.revision += 1;
+        let (version, text) = (state.revision, write.text.expect("the key of a lock is never removed"));
+        let before = self.host.judge.as_ref().map(|judge| judge.look(state, &name));
+        let entry = Entry { version, text };
+        let (lock, record) = key_values(&entry);
+        let added = match (&lock, state.locks.contains_key(&name)) {
+            (Some(lock), false) => lock.stamp.base,
+            _ => 0,
+        };
+        match lock {
+            Some(lock) => drop(state.locks.insert(name.clone(), lock)),
+            None => drop(state.locks.remove(&name)),
+        }
+        match record {
+            Some(record) => drop(state.records.insert(name.clone(), record)),
+            None => drop(state.records.remove(&name)),
+        }
+        let stamp = Stamp { version, ..Stamp::default() };
+        let raw = Stored { text: entry.text.clone(), stamp };
+        state.keys.insert(name.clone(), entry);
+        if let (Some(judge), Some(before)) = (&self.host.judge, before) {
+            judge.committed(state, self.process, &name, before, write.notes.told(), added);
+        }
+        self.tell(state, |watcher| watcher.name == name, &WatchNotice::Lock(Some(raw)));
+        version
+    }
+
+    fn write_marker(&self, state: &mut State, handle: Handle, write: &KeyWrite) -> u64 {
+        let Some(life) = write.life.filter(|_| write.text.is_some()) else {
+            self.end(state, handle);
+            return 0;
+        };
+        state.revision += 1;
+        let (marker, process) = (state.revision, self.process);
+        let known = state.handles.entry(handle).or_insert(Life {
+            life,
+            end: Moment(0),
+            kept_until: Moment(0),
+            marker,
+            process,
+        });
+        known.marker = marker;
+        self.set_end(state, handle, self.now());
+        marker
+    }
+}
