@@ -135,8 +135,6 @@ bugs! {
     BoundTakenForAnswer,
     /// A write of unknown outcome is followed by others without a write barrier.
     CasNoBarrier,
-    /// On a server that compares one key, a write barrier leaves late writes of locks as they are.
-    CasOneKeyLateWrite,
     /// A marker that was written again counts as unchanged.
     CasOneKeyRenewalUnseen,
     /// Holds bound to a handle that no longer exists count as alive.

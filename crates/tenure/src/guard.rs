@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use crate::engine::EngineHandle;
 use crate::engine::acquisition::part;
 use crate::engine::call::Call;
+use crate::engine::engine_handle::EngineHandle;
 use crate::engine::hold::Hold;
 use crate::engine::lease::Lease;
 use crate::engine::lost::{HoldEnd, Lost};

@@ -1,9 +1,9 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use crate::engine::EngineHandle;
 use crate::engine::acquire::{Wait, acquire};
 use crate::engine::acquisition::Wanted;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::guard::Guard;
 use crate::name::LockName;
@@ -98,7 +98,8 @@ impl LockHandle {
             let (engine, options) = (&self.shared.engine, &self.options);
             let meter = engine.metrics.meter(&options.groups, &self.name, &self.full, self.spec);
             let (name, spec, owner) = (&self.full, self.spec, self.owner.as_ref());
-            let held = acquire(&Wanted { engine, name, spec, owner, options, meter, wait }).await?;
+            let queues = &self.shared.queues;
+            let held = acquire(queues, &Wanted { engine, name, spec, owner, options, meter, wait }).await?;
             Ok(held.map(|held| Guard::new(&self.shared, &self.name, held)))
         }
     }

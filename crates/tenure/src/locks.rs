@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
 use crate::credentials::{Credentials, Provider};
+use crate::engine::Engine;
 use crate::engine::call::Call;
-use crate::engine::{Engine, EngineHandle};
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::handle::{LockHandle, changed};

@@ -2,8 +2,8 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::engine::EngineHandle;
 use crate::engine::acquisition::of_type;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;

@@ -60,7 +60,7 @@ use client::CasClient;
 pub use leases::PLACE_WAIT;
 #[cfg(tenure_planted)]
 pub use one_key::key_values;
-pub use one_key::{Entry, Key, KeyValue, KeyWrite, KeyWritten, OneKey};
+pub use one_key::{KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, OneKey};
 #[cfg(tenure_planted)]
 pub use snapshot::{BoundEntry, whole_lock};
 

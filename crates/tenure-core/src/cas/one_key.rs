@@ -47,7 +47,7 @@ use crate::sync::Locked;
 
 /// A key of the server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Key {
+pub enum KeyName {
     /// That of a lock.
     Lock(LockName),
     /// The marker of a handle.
@@ -56,7 +56,7 @@ pub enum Key {
 
 /// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct KeyEntry {
     /// Increases with each write of the key, also across a removal by hand.
     pub version: u64,
     /// What was written.
@@ -78,25 +78,25 @@ pub struct KeyWrite {
 
 /// The outcome of a [`KeyWrite`]: the new version (0 after a removal), or the current value, which was not as
 /// expected.
-pub type KeyWritten = Result<u64, Option<Entry>>;
+pub type KeyWritten = Result<u64, Option<KeyEntry>>;
 
 /// A server with compare-and-swap of a single key.
 ///
 /// As with [`Backend`], an operation that was dropped or has failed with [`Failure::Unknown`] may still be carried
 /// out, and reads are linearizable.
-pub trait KeyValue: std::fmt::Debug + Send + Sync + 'static {
+pub trait KeyValueServer: std::fmt::Debug + Send + Sync + 'static {
     /// Reads a key.
-    fn read(&self, key: &Key) -> StoreFuture<Option<Entry>>;
+    fn read(&self, key: &KeyName) -> StoreFuture<Option<KeyEntry>>;
 
     /// Writes or removes a key if it is as expected.
-    fn write(&self, key: &Key, write: KeyWrite) -> StoreFuture<KeyWritten>;
+    fn write(&self, key: &KeyName, write: KeyWrite) -> StoreFuture<KeyWritten>;
 
     /// The values of a lock's key from now on; values between two others may be left out. Ends with a failure
     /// once it may miss the last one.
-    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<Entry, Failure>>>;
+    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<KeyEntry, Failure>>>;
 
     /// One page of the keys of locks whose names begin with `prefix`, and the next page.
-    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<(Vec<(LockName, Entry)>, Option<Cursor>)>;
+    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)>;
 
     /// Checks that the server is reachable.
     fn ready(&self) -> StoreFuture<()>;
@@ -114,7 +114,7 @@ pub struct OneKey(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
-    server: Arc<dyn KeyValue>,
+    server: Arc<dyn KeyValueServer>,
     runtime: Arc<dyn Runtime>,
     /// Locks that a write of unknown outcome may still change, each with the number of the last such write.
     unknown: Locked<(u64, BTreeMap<LockName, u64>)>,
@@ -124,14 +124,14 @@ struct Shared {
 
 /// The value of a lock's key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Value {
+struct OneKeyValue {
     base: u64,
     lock: Option<String>,
     record: Option<String>,
 }
 
-impl Value {
-    fn read(entry: &Entry) -> Option<Self> {
+impl OneKeyValue {
+    fn read(entry: &KeyEntry) -> Option<Self> {
         let (mut head, rest) = entry.text.split_once('\n')?;
         (word(&mut head)? == "tenure" && word(&mut head)? == codec::VERSION).then_some(())?;
         let (base, length) = (number(word(&mut head)?)?, number(head)?);
@@ -141,8 +141,8 @@ impl Value {
     }
 
     /// The value of a key that may not exist. One that cannot be parsed is a lock that cannot be parsed.
-    fn of(entry: Option<&Entry>) -> Self {
-        let unknown = |entry: &Entry| Self { lock: Some(entry.text.clone()), ..Self::default() };
+    fn of(entry: Option<&KeyEntry>) -> Self {
+        let unknown = |entry: &KeyEntry| Self { lock: Some(entry.text.clone()), ..Self::default() };
         entry.map_or_else(Self::default, |entry| Self::read(entry).unwrap_or_else(|| unknown(entry)))
     }
 
@@ -169,14 +169,14 @@ impl Value {
 }
 
 /// The lock in the value of a key.
-fn stored(entry: Option<&Entry>) -> Option<Stored> {
-    Value::of(entry).stored(entry?.version)
+fn stored(entry: Option<&KeyEntry>) -> Option<Stored> {
+    OneKeyValue::of(entry).stored(entry?.version)
 }
 
 /// The lock and the record in the value of a key, for the simulated server.
 #[cfg(tenure_planted)]
-pub fn key_values(entry: &Entry) -> (Option<Stored>, Option<String>) {
-    (stored(Some(entry)), Value::of(Some(entry)).record)
+pub fn key_values(entry: &KeyEntry) -> (Option<Stored>, Option<String>) {
+    (stored(Some(entry)), OneKeyValue::of(Some(entry)).record)
 }
 
 /// The lifetime in a marker's text.
@@ -193,7 +193,7 @@ struct LockWrite<'a> {
 
 impl Drop for LockWrite<'_> {
     fn drop(&mut self) {
-        if !self.is_known && !planted(Bug::CasOneKeyLateWrite) {
+        if !self.is_known {
             let (last, unknown) = &mut *self.of.0.unknown.lock();
             *last += 1;
             unknown.insert(self.name.clone(), *last);
@@ -203,13 +203,13 @@ impl Drop for LockWrite<'_> {
 
 impl OneKey {
     /// A backend on this server.
-    pub fn new(server: Arc<dyn KeyValue>, runtime: Arc<dyn Runtime>) -> Self {
+    pub fn new(server: Arc<dyn KeyValueServer>, runtime: Arc<dyn Runtime>) -> Self {
         let (unknown, markers) = (Locked::default(), Locked::default());
         Self(Arc::new(Shared { server, runtime, unknown, markers }))
     }
 
-    async fn read(&self, name: &LockName) -> Result<Option<Entry>, Failure> {
-        self.0.server.read(&Key::Lock(name.clone())).await
+    async fn read(&self, name: &LockName) -> Result<Option<KeyEntry>, Failure> {
+        self.0.server.read(&KeyName::Lock(name.clone())).await
     }
 
     async fn commit(self, change: Swap) -> Result<Committed, Failure> {
@@ -219,7 +219,7 @@ impl OneKey {
         // Nothing was written yet.
         let entry = entry.map_err(Failure::not_sent)?;
         let living = living.map_err(Failure::not_sent)?;
-        let before = Value::of(entry.as_ref());
+        let before = OneKeyValue::of(entry.as_ref());
         let stands = stored(entry.as_ref()).map(|stored| stored.stamp) == seen;
         if !stands || living.contains(&false) {
             let marker = living[0].then_some(marker);
@@ -234,7 +234,7 @@ impl OneKey {
             notes: change.notes,
         };
         let mut writing = LockWrite { of: &self, name: &name, is_known: false };
-        let written = self.0.server.write(&Key::Lock(name.clone()), write).await;
+        let written = self.0.server.write(&KeyName::Lock(name.clone()), write).await;
         writing.is_known = !matches!(written, Err(Failure::Unknown(_)));
         Ok(match written? {
             Ok(version) => Committed::Done {
@@ -253,12 +253,12 @@ impl OneKey {
             let entry = self.read(&name).await?;
             let write = KeyWrite {
                 seen: entry.as_ref().map(|entry| entry.version),
-                text: Some(entry.map_or_else(|| Value::default().text(), |entry| entry.text)),
+                text: Some(entry.map_or_else(|| OneKeyValue::default().text(), |entry| entry.text)),
                 life: None,
                 notes: Notes::default(),
             };
             // If another write came first, the version has changed as well.
-            let _ = self.0.server.write(&Key::Lock(name.clone()), write).await?;
+            let _ = self.0.server.write(&KeyName::Lock(name.clone()), write).await?;
             let unknown = &mut self.0.unknown.lock().1;
             if unknown.get(&name) == Some(&last) {
                 unknown.remove(&name);
@@ -272,7 +272,7 @@ impl OneKey {
             let handle = self.0.runtime.random() >> 1;
             let text = Some(format!("{} {CLIENT}", millis(life)));
             let write = KeyWrite { seen: None, text, life: Some(life), notes: Notes::default() };
-            if let Ok(version) = self.0.server.write(&Key::Marker(handle), write).await? {
+            if let Ok(version) = self.0.server.write(&KeyName::Marker(handle), write).await? {
                 return Ok((handle, version));
             }
         }
@@ -280,9 +280,9 @@ impl OneKey {
 
     /// Writes a marker again, or removes it. `None`: the handle is gone.
     async fn write_marker(self, handle: Handle, removes: bool) -> Result<Option<u64>, Failure> {
-        let key = Key::Marker(handle);
+        let key = KeyName::Marker(handle);
         let mut entry = self.0.server.read(&key).await?;
-        while let Some(Entry { version, text }) = entry {
+        while let Some(KeyEntry { version, text }) = entry {
             let (seen, life) = (Some(version), life_in(&text));
             let write = KeyWrite { seen, text: (!removes).then_some(text), life, notes: Notes::default() };
             match self.0.server.write(&key, write).await? {
@@ -298,8 +298,8 @@ impl OneKey {
     async fn lives(&self, handle: Handle) -> Result<bool, Failure> {
         /// Maximum markers remembered.
         const MARKERS: usize = 10_000;
-        let key = Key::Marker(handle);
-        let Some(Entry { version, text }) = self.0.server.read(&key).await? else {
+        let key = KeyName::Marker(handle);
+        let Some(KeyEntry { version, text }) = self.0.server.read(&key).await? else {
             self.0.markers.lock().remove(&handle);
             return Ok(false);
         };
@@ -330,7 +330,7 @@ impl OneKey {
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let values = self.0.server.watch(&name).await?;
         let entry = self.read(&name).await?;
-        let (looks_at, record) = (self.0.runtime.now() + LOOK, Value::of(entry.as_ref()).record);
+        let (looks_at, record) = (self.0.runtime.now() + LOOK, OneKeyValue::of(entry.as_ref()).record);
         let mut watch = OneKeyWatch { of: self, values, what, record, bound: Vec::new(), looks_at };
         watch.binds(stored(entry.as_ref()).as_ref());
         Ok(Box::new(watch))
@@ -345,7 +345,7 @@ const LOOKED_AT: usize = 4;
 /// A watch of a lock or of its record.
 struct OneKeyWatch {
     of: OneKey,
-    values: BoxStream<'static, Result<Entry, Failure>>,
+    values: BoxStream<'static, Result<KeyEntry, Failure>>,
     what: Watched,
     /// The last record.
     record: Option<String>,
@@ -365,8 +365,8 @@ impl OneKeyWatch {
     }
 
     /// What a new value is to this watch; `None` if nothing that it watches has changed.
-    fn notice(&mut self, entry: &Entry) -> Option<WatchNotice> {
-        let record = Value::of(Some(entry)).record;
+    fn notice(&mut self, entry: &KeyEntry) -> Option<WatchNotice> {
+        let record = OneKeyValue::of(Some(entry)).record;
         match self.what {
             Watched::Record if record == self.record => None,
             Watched::Record => {
@@ -425,12 +425,12 @@ impl LockWatch for OneKeyWatch {
 
 impl Backend for OneKey {
     fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>> {
-        self.0.server.read(&Key::Lock(name.clone())).map(|entry| Ok(stored(entry?.as_ref()))).boxed()
+        self.0.server.read(&KeyName::Lock(name.clone())).map(|entry| Ok(stored(entry?.as_ref()))).boxed()
     }
 
     fn record(&self, name: &LockName) -> StoreFuture<Option<String>> {
-        let read = self.0.server.read(&Key::Lock(name.clone()));
-        read.map(|entry| Ok(Value::of(entry?.as_ref()).record)).boxed()
+        let read = self.0.server.read(&KeyName::Lock(name.clone()));
+        read.map(|entry| Ok(OneKeyValue::of(entry?.as_ref()).record)).boxed()
     }
 
     /// A queue is never split.
@@ -467,7 +467,7 @@ impl Backend for OneKey {
         let this = self.clone();
         async move {
             this.rule_out_late_writes().await?;
-            let markers = handles.into_iter().map(|handle| this.0.server.read(&Key::Marker(handle)));
+            let markers = handles.into_iter().map(|handle| this.0.server.read(&KeyName::Marker(handle)));
             let markers = try_join_all(markers).await?;
             Ok(markers.into_iter().map(|marker| marker.map(|marker| marker.version)).collect())
         }
@@ -497,8 +497,9 @@ impl Backend for OneKey {
         let listed = self.0.server.list(prefix, from);
         async move {
             let (found, next) = listed.await?;
-            let records =
-                found.into_iter().filter_map(|(name, entry)| Some((name, Value::read(&entry)?.record?)));
+            let records = found
+                .into_iter()
+                .filter_map(|(name, entry)| Some((name, OneKeyValue::read(&entry)?.record?)));
             Ok(ListedRecords { records: records.collect(), next })
         }
         .boxed()

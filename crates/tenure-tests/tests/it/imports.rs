@@ -4,7 +4,8 @@
 //!
 //! What counts is each path that begins with `crate`, `super` or `self`, in a `use` or in code.
 //! Test modules and comments do not. The `mod.rs` of a folder and the files in the folder are one:
-//! it lists them, and has what they share.
+//! it lists them, and has what they share. That of `engine` is a file like the others: the fields of the engine are
+//! below it, and what uses it above.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -172,7 +173,9 @@ fn find(directory: &Path, module: &mut Module, files: &mut BTreeMap<Module, Path
 /// What one file imports of others, in the order of its lines.
 fn imports(module: &Module, text: &str, files: &BTreeMap<Module, PathBuf>) -> Vec<Import> {
     let mut imports = Vec::new();
-    for (line, path) in paths(&without_tests(tokens(text))) {
+    let own = |module: &Module| module.first().is_some_and(|name| name == "engine") && module.len() == 1;
+    let child = |name: &str| files.contains_key(&[&**module, &[name.to_owned()]].concat());
+    for (line, path) in paths(&without_tests(tokens(text)), &|name| own(module) && child(name)) {
         let mut words: Vec<&str> = path.split("::").collect();
         let mut to: Module = match words[0] {
             "crate" => Vec::new(),
@@ -185,7 +188,8 @@ fn imports(module: &Module, text: &str, files: &BTreeMap<Module, PathBuf>) -> Ve
         }
         to.extend(words.into_iter().map(str::to_owned));
         while !files.contains_key(&to) && to.pop().is_some() {}
-        if !to.starts_with(module) && !module.starts_with(&to) {
+        let is_one = to.starts_with(module) || module.starts_with(&to);
+        if to != *module && (!is_one || own(&to) || own(module)) {
             imports.push(Import { line, path, to });
         }
     }
@@ -298,10 +302,11 @@ fn without_tests(tokens: Vec<Token>) -> Vec<Token> {
 }
 
 /// All paths into this crate, in imports and in code.
-fn paths(tokens: &[Token]) -> Vec<(usize, String)> {
+fn paths(tokens: &[Token], is_child: &dyn Fn(&str) -> bool) -> Vec<(usize, String)> {
     let (mut paths, mut at) = (Vec::new(), 0);
     while at < tokens.len() {
-        let is_start = matches!(tokens[at].1.as_str(), "crate" | "self" | "super");
+        let word = tokens[at].1.as_str();
+        let is_start = matches!(word, "crate" | "self" | "super") || is_child(word);
         let goes_on = tokens.get(at + 1).is_some_and(|(_, token)| token == "::");
         if is_start && goes_on && (at == 0 || tokens[at - 1].1 != "::") {
             at = tree(tokens, at, "", &mut paths);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, ready};
 use futures_util::stream::{BoxStream, StreamExt, unfold};
-use tenure_core::cas::{Cas, Entry, Key, KeyValue, KeyWrite, KeyWritten, OneKey};
+use tenure_core::cas::{Cas, KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, OneKey};
 use tenure_core::name::LockName;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure, Store, StoreFuture};
@@ -37,7 +37,7 @@ struct KeyFile {
     /// When a marker ends, on the clock of the machine, which all its processes share.
     ends_ms: Option<u64>,
     name: String,
-    entry: Entry,
+    entry: KeyEntry,
 }
 
 impl KeyFile {
@@ -46,12 +46,12 @@ impl KeyFile {
         let (head, rest) = file.split_once('\n')?;
         let [version, ends_ms, length] = head.split(' ').collect::<Vec<_>>()[..] else { return None };
         let (name, text) = rest.split_at_checked(length.parse().ok()?)?;
-        let entry = Entry { version: version.parse().ok()?, text: text.to_owned() };
+        let entry = KeyEntry { version: version.parse().ok()?, text: text.to_owned() };
         Some(Self { ends_ms: ends_ms.parse().ok(), name: name.to_owned(), entry })
     }
 
     fn text(&self) -> String {
-        let Self { ends_ms, name, entry: Entry { version, text } } = self;
+        let Self { ends_ms, name, entry: KeyEntry { version, text } } = self;
         let ends = ends_ms.map_or("never".to_owned(), |ms| ms.to_string());
         format!("{version} {ends} {}\n{name}{text}", name.len())
     }
@@ -66,12 +66,12 @@ impl KeyFiles {
     }
 
     /// A name may have any bytes, and more than a file's may: so the file has a hash of it (FNV-1a).
-    fn path(&self, key: &Key) -> PathBuf {
+    fn path(&self, key: &KeyName) -> PathBuf {
         const OFFSET: u128 = 0x6c62272e07bb014262b821756295c58d;
         const PRIME: u128 = 0x0000000001000000000000000000013b;
         self.dir.join(match key {
-            Key::Marker(handle) => format!("marker-{handle:x}"),
-            Key::Lock(name) => {
+            KeyName::Marker(handle) => format!("marker-{handle:x}"),
+            KeyName::Lock(name) => {
                 let bytes = name.as_str().bytes();
                 let hash = bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
                 format!("lock-{hash:032x}")
@@ -79,7 +79,7 @@ impl KeyFiles {
         })
     }
 
-    fn find(&self, key: &Key) -> io::Result<Option<Entry>> {
+    fn find(&self, key: &KeyName) -> io::Result<Option<KeyEntry>> {
         let path = self.path(key);
         let file = match fs::read_to_string(&path) {
             Ok(file) => file,
@@ -99,7 +99,7 @@ impl KeyFiles {
 
     /// The guard is locked from the comparison to the write, and free again when its process ends. The rename
     /// replaces the old file by the new one in one step.
-    fn swap(&self, key: &Key, write: KeyWrite) -> io::Result<KeyWritten> {
+    fn swap(&self, key: &KeyName, write: KeyWrite) -> io::Result<KeyWritten> {
         let guard = File::options().create(true).append(true).open(self.dir.join("guard"))?;
         guard.lock()?;
         let found = self.find(key)?;
@@ -112,14 +112,14 @@ impl KeyFiles {
         };
         let version = found.map_or(1, |entry| entry.version + 1);
         let ends = write.life.filter(|_| self.expires).map(|life| (self.runtime.now() + life).millis());
-        let file = KeyFile { ends_ms: ends, name: name(key).to_owned(), entry: Entry { version, text } };
+        let file = KeyFile { ends_ms: ends, name: name(key).to_owned(), entry: KeyEntry { version, text } };
         let new = self.dir.join("new");
         fs::write(&new, file.text())?;
         fs::rename(&new, self.path(key))?;
         Ok(Ok(version))
     }
 
-    fn page(&self, prefix: &str) -> io::Result<Vec<(LockName, Entry)>> {
+    fn page(&self, prefix: &str) -> io::Result<Vec<(LockName, KeyEntry)>> {
         let mut page = Vec::new();
         for found in fs::read_dir(&self.dir)? {
             let found = found?;
@@ -134,7 +134,7 @@ impl KeyFiles {
     }
 
     /// The next value of a lock after this version.
-    async fn change(&self, key: &Key, version: Option<u64>) -> Result<Entry, Failure> {
+    async fn change(&self, key: &KeyName, version: Option<u64>) -> Result<KeyEntry, Failure> {
         loop {
             let found = self.find(key).map_err(failure)?;
             match found.filter(|found| Some(found.version) != version) {
@@ -145,8 +145,8 @@ impl KeyFiles {
     }
 }
 
-fn name(key: &Key) -> &str {
-    if let Key::Lock(name) = key { name.as_str() } else { "" }
+fn name(key: &KeyName) -> &str {
+    if let KeyName::Lock(name) = key { name.as_str() } else { "" }
 }
 
 fn failure(error: impl Display) -> Failure {
@@ -155,19 +155,19 @@ fn failure(error: impl Display) -> Failure {
 
 /// The file system answers at once, so each future is ready, and a request that is dropped has not begun: a client of
 /// a network returns [`Failure::Unknown`] for a write whose answer is lost.
-impl KeyValue for KeyFiles {
-    fn read(&self, key: &Key) -> StoreFuture<Option<Entry>> {
+impl KeyValueServer for KeyFiles {
+    fn read(&self, key: &KeyName) -> StoreFuture<Option<KeyEntry>> {
         let (server, key) = (self.clone(), key.clone());
         async move { server.find(&key).map_err(failure) }.boxed()
     }
 
-    fn write(&self, key: &Key, write: KeyWrite) -> StoreFuture<KeyWritten> {
+    fn write(&self, key: &KeyName, write: KeyWrite) -> StoreFuture<KeyWritten> {
         let (server, key) = (self.clone(), key.clone());
         async move { server.swap(&key, write).map_err(failure) }.boxed()
     }
 
-    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<Entry, Failure>>> {
-        let (server, key) = (self.clone(), Key::Lock(name.clone()));
+    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<KeyEntry, Failure>>> {
+        let (server, key) = (self.clone(), KeyName::Lock(name.clone()));
         async move {
             let version = server.find(&key).map_err(failure)?.map(|entry| entry.version);
             let changes = unfold((server, key, version), |(server, key, version)| async move {
@@ -180,7 +180,7 @@ impl KeyValue for KeyFiles {
         .boxed()
     }
 
-    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, Entry)>, Option<Cursor>)> {
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)> {
         let (server, prefix) = (self.clone(), prefix.to_owned());
         async move { Ok((server.page(&prefix).map_err(failure)?, None)) }.boxed()
     }

@@ -11,7 +11,8 @@ use tracing::{Instrument, Span, field};
 pub(crate) use super::acquisition::Wait;
 use super::acquisition::{AcquireOutcome, Acquisition, IN_GRACE, Waiting, Wanted};
 use super::hold::Hold;
-use super::lease::announce;
+use super::lease::Lease;
+use super::waiters::process_queues::ProcessQueues;
 use super::waiters::wait_queues::Strategy;
 use super::waiters::wait_queues::{WaitHandle, WaitOutcome};
 use super::{Engine, backoff};
@@ -28,7 +29,10 @@ const FIRST: Duration = Duration::from_secs(1);
 
 /// Acquires a lock; `None` if it is busy and the wait is over.
 #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
-pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option<Hold>>> {
+pub(crate) fn acquire(
+    queues: &ProcessQueues,
+    wanted: &Wanted<'_>,
+) -> impl Future<Output = Result<Option<Hold>>> {
     async move {
         let ask = Acquisition::new(*wanted);
         let watch = AcquireSpan::new(wanted, ask.since);
@@ -37,7 +41,9 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
             return Ok(Some(held));
         }
         let policy = Policy::of(ask.spec, wanted.wait);
-        let asked = {
+        let asked = if policy.is_behind(queues, &ask) {
+            RequestOutcome::Behind
+        } else {
             let mut asked = pin!(request(&ask, policy, policy.first(&ask, wanted.wait), ask.since));
             poll_fn(|context| watch.span.in_scope(|| asked.as_mut().poll(context))).await
         };
@@ -47,7 +53,7 @@ pub(crate) fn acquire(wanted: &Wanted<'_>) -> impl Future<Output = Result<Option
             }
             // Boxed, because few acquisitions get here, and otherwise the future of each would be as large.
             asked => {
-                let course = Course::new(ask, policy, wanted.wait).run(asked);
+                let course = Course::new(queues, ask, policy, wanted.wait).run(asked);
                 course.instrument(watch.span.clone()).boxed().await
             }
         };
@@ -90,6 +96,11 @@ enum Policy {
 }
 
 impl Policy {
+    /// Whether a request would overtake a waiter of this process.
+    fn is_behind(self, queues: &ProcessQueues, ask: &Acquisition) -> bool {
+        matches!(self, Self::Local) && !queues.local.may_ask(ask)
+    }
+
     fn of(spec: LockSpec, wait: Wait) -> Self {
         match spec {
             _ if wait.is_once() => Self::Once,
@@ -132,9 +143,6 @@ fn request(
 ) -> impl Future<Output = RequestOutcome> {
     async move {
         let engine = &ask.engine;
-        if matches!(policy, Policy::Local) && !engine.local_queues.may_ask(ask) {
-            return RequestOutcome::Behind;
-        }
         let waits = !matches!(policy, Policy::Once);
         let asked = pin!(ask.once(waits, limit, now));
         // Not with `before`, whose future would add to the size of every acquisition.
@@ -164,6 +172,7 @@ enum NextStep {
 /// An acquisition that its first request did not end: it waits, or with [`Policy::Once`] retries.
 struct Course {
     engine: Arc<Engine>,
+    queues: ProcessQueues,
     ask: Arc<Acquisition>,
     policy: Policy,
     limit: Option<Moment>,
@@ -182,13 +191,25 @@ struct Course {
 }
 
 impl Course {
-    fn new(ask: Acquisition, policy: Policy, wait: Wait) -> Self {
+    fn new(queues: &ProcessQueues, ask: Acquisition, policy: Policy, wait: Wait) -> Self {
         let limit = policy.limit(&ask, wait);
         let waits_for_grace =
             matches!(wait, Wait::OnceGranting) && ask.engine.store.capabilities().restart_grace.is_some();
-        let (engine, heard_at) = (Arc::clone(&ask.engine), ask.since);
+        let (engine, heard_at, queues) = (Arc::clone(&ask.engine), ask.since, queues.clone());
         let (ask, attempt, busy_at, earlier, handed_over) = (Arc::new(ask), 0, None, None, false);
-        Self { engine, ask, policy, limit, attempt, heard_at, busy_at, earlier, waits_for_grace, handed_over }
+        Self {
+            engine,
+            queues,
+            ask,
+            policy,
+            limit,
+            attempt,
+            heard_at,
+            busy_at,
+            earlier,
+            waits_for_grace,
+            handed_over,
+        }
     }
 
     /// Continues after the first request.
@@ -202,15 +223,15 @@ impl Course {
                     if self.limit.is_some_and(|limit| at >= limit) {
                         return Ok(None);
                     }
-                    asked = self.request().await;
+                    asked = self.request(self.limit).await;
                     continue;
                 }
                 NextStep::Local(silence) => {
-                    let place = self.engine.local_queues.join(&self.engine, &self.ask, silence);
+                    let place = self.queues.local.join(&self.engine, &self.ask, silence);
                     self.turn(place).await?
                 }
                 NextStep::Ticket(waiting) => {
-                    let place = self.engine.ticket_queues.join(&self.engine, &self.ask, waiting);
+                    let place = self.queues.ticket.join(&self.engine, &self.ask, waiting);
                     self.turn(place).await?
                 }
             };
@@ -223,7 +244,7 @@ impl Course {
                 Some(WaitOutcome::Free) => {
                     self.handed_over = true;
                     // The limit is no reason to call the store silent, as in the queue.
-                    let own = pin!(request(&self.ask, self.policy, None, at));
+                    let own = pin!(self.request(None));
                     match before(&self.engine, self.limit, own).await {
                         Some(outcome) => asked = outcome,
                         None => return Ok(None),
@@ -236,12 +257,15 @@ impl Course {
             }
             self.restart();
             (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
-            asked = self.request().await;
+            asked = self.request(self.limit).await;
         }
     }
 
-    async fn request(&self) -> RequestOutcome {
-        request(&self.ask, self.policy, self.limit, self.engine.now()).await
+    async fn request(&self, limit: Option<Moment>) -> RequestOutcome {
+        if self.policy.is_behind(&self.queues, &self.ask) {
+            return RequestOutcome::Behind;
+        }
+        request(&self.ask, self.policy, limit, self.engine.now()).await
     }
 
     /// Waits for the turn; `None` when the wait is over.
@@ -496,4 +520,20 @@ impl Drop for AcquireSpan<'_> {
             self.tell(Ungranted::Cancelled, None);
         }
     }
+}
+
+/// Logs a grant.
+fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
+    event!(
+        DEBUG,
+        target: "tenure",
+        "lock_acquired",
+        "acquired",
+        lock = text(&lease.name),
+        kind = lease.meter.kind(),
+        store = text(engine.store.url()),
+        owner = text(&lease.owner),
+        fence = lease.fence,
+        waited_ms = millis(waited),
+    );
 }

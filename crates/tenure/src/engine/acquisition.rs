@@ -8,8 +8,8 @@ use super::Engine;
 use super::call::Call;
 use super::hold::Hold;
 use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss};
+use super::newcomer::{Newcomer, NewcomerSlot};
 use super::release::Release;
-use super::waiters::newcomer::{Newcomer, NewcomerSlot};
 use crate::error::{Error, Result};
 use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
@@ -261,7 +261,7 @@ impl Acquisition {
         let wait_ms = (wait && matches!(self.spec, LockSpec::Queue(_))).then(place);
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, HoldOptions::of(&self.options).bind);
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
-        let newcomer = wait_ms.and_then(|_| self.engine.ticket_queues.newcomer(&self.name));
+        let newcomer = wait_ms.and_then(|_| self.engine.newcomer(&self.name));
         let listens = newcomer.as_ref().and_then(Newcomer::listens);
         self.newcomer.set(newcomer);
         self.call(Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind })

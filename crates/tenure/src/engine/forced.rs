@@ -6,51 +6,25 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 use futures_util::future::FutureExt;
 
 use super::Engine;
 use super::lease::{Hearing, Lease};
+use super::listener_count::CountedListener;
 use super::lost::LossListener;
 use super::waiters::subscription::{Heard, Subscription};
 use crate::planted::{Bug, planted};
 use crate::protocol::Notification;
 use crate::store::{Failure, Purpose, Topic};
 
-/// Maximum holds with a subscription, because each costs the server one. Further holds learn of a forced
-/// release at their next renewal.
-pub(super) const MOST: usize = 1_024;
-
-/// Number of holds of one `Locks` with a subscription.
-#[derive(Default)]
-pub(super) struct ListenerCount(AtomicUsize);
-
-/// Counts one hold with a subscription.
-struct CountedListener(Arc<Engine>);
-
-impl Drop for CountedListener {
-    fn drop(&mut self) {
-        self.0.listeners.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl ListenerCount {
-    pub(super) fn is_full(&self) -> bool {
-        self.0.load(Ordering::Acquire) >= MOST
-    }
-
-    /// Subscribes for this hold, unless the maximum is reached.
-    pub(super) fn listen(engine: &Arc<Engine>, lease: &Arc<Lease>) {
-        let listening = CountedListener(Arc::clone(engine));
-        if engine.listeners.0.fetch_add(1, Ordering::AcqRel) >= MOST {
-            return lease.set_hearing(Hearing::Again);
-        }
-        lease.set_hearing(Hearing::Listens);
-        let task = listen(Arc::clone(engine), Arc::clone(lease), listening);
-        engine.runtime.spawn(task.boxed());
-    }
+/// Subscribes for this hold, unless the maximum is reached.
+pub(super) fn subscribe(engine: &Arc<Engine>, lease: &Arc<Lease>) {
+    let Some(listening) = engine.listeners.enter() else { return lease.set_hearing(Hearing::Again) };
+    lease.set_hearing(Hearing::Listens);
+    let task = listen(Arc::clone(engine), Arc::clone(lease), listening);
+    engine.runtime.spawn(task.boxed());
 }
 
 /// Listens until the hold has ended.

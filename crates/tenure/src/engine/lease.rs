@@ -1,4 +1,4 @@
-//! One grant: its terms, its deadline, and how it ended.
+//! One grant: its terms, its deadline, and how it ended. `loss.rs` has what follows its end in the engine.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,10 +7,7 @@ use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 
-use super::Engine;
 use super::hold_end::HoldEnd;
-use crate::error::Error;
-use crate::events::{event, millis, text};
 use crate::metrics::{LossReason, Meter};
 use crate::moment::Moment;
 use crate::name::{LockName, Quoted};
@@ -53,7 +50,7 @@ pub(super) struct LeaseState {
     /// When the last request was sent that may have extended the lease, answered or not.
     asked_at: Moment,
     /// The end of the time for which the lock is certainly held.
-    deadline: Moment,
+    pub(super) deadline: Moment,
     /// When the renewer looks at it next; `None` while it is not scheduled.
     pub(super) due: Option<Moment>,
     /// Verify from this time on, because the store may have forgotten or ended it.
@@ -185,17 +182,6 @@ impl Lease {
         }
     }
 
-    /// Moves the deadline, even back, after a request for a lease of `time` that was sent at `sent`.
-    pub(crate) fn set_end(self: &Arc<Self>, engine: &Engine, sent: Moment, time: Duration) {
-        let term = self.shared_term().unwrap_or(self);
-        {
-            let mut state = term.state();
-            (state.extent, state.deadline) =
-                (Extent::Whole { sent }, lease::deadline(sent, engine.now(), time));
-        }
-        engine.renewer.reschedule(engine, term);
-    }
-
     fn tell_renewal(&self) {
         // Called outside the lock, because it may do anything.
         let on_renewal = self.state().on_renewal.clone();
@@ -313,89 +299,12 @@ impl Lease {
         }
     }
 
-    /// How the lease ended, if it has. Checks the clock first, so that a process that was stopped for longer
-    /// than its lease reports the loss immediately.
-    pub(crate) fn outcome(&self, engine: &Engine) -> Option<HoldEnd> {
-        self.outcome_at(engine, engine.now())
-    }
-
-    pub(super) fn outcome_at(&self, engine: &Engine, now: Moment) -> Option<HoldEnd> {
-        let known = self.known_outcome();
-        if known.is_none() && now >= self.lost_at() && !planted(Bug::LossUnannounced) {
-            self.expire(engine);
-            return self.known_outcome();
-        }
-        known
-    }
-
     /// How it ended, without checking the clock.
     pub(super) fn known_outcome(&self) -> Option<HoldEnd> {
         match &self.state().phase {
             Phase::Ended { end, .. } => Some(end.clone()),
             Phase::Granted | Phase::Held { .. } => None,
         }
-    }
-
-    pub(crate) fn remaining(&self, engine: &Engine) -> Duration {
-        let now = engine.now();
-        match self.outcome_at(engine, now) {
-            Some(_) => Duration::ZERO,
-            None => self.lost_at().since(now),
-        }
-    }
-
-    /// Ends the lease locally because its time is over, even if the store still has it.
-    pub(super) fn expire(&self, engine: &Engine) {
-        let deadline = self.term().state().deadline;
-        let (reason, text) = match self.end {
-            Some(end) if deadline + lease::margin(self.options.ttl) >= end => {
-                (LossReason::MaxHold, "max_hold was reached")
-            }
-            _ => (LossReason::Expired, "its lease expired before it could be renewed"),
-        };
-        self.lose(engine, &Loss::new(reason, text));
-    }
-
-    /// Ends it as lost and wakes all listeners.
-    pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
-        let error = Error::lost(&self.name, engine.store.url(), &loss.text);
-        let (term, now) = (self.term(), engine.now());
-        if term.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
-            engine.renewer.forget(term);
-            engine.local_queues.ask_soon(&self.name, None);
-            if matches!(term.role, Role::Alone) {
-                term.tell_loss(engine, loss);
-            }
-        }
-        for share in term.shares() {
-            if share.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
-                share.tell_loss(engine, loss);
-            }
-        }
-    }
-
-    /// The error of a release that finds the lock lost.
-    pub(super) fn found_lost(&self, engine: &Engine, loss: &Loss) -> Error {
-        engine.metrics.lost(self.meter, loss.reason);
-        self.tell_loss(engine, loss);
-        Error::lost(&self.name, engine.store.url(), &loss.text)
-    }
-
-    fn tell_loss(&self, engine: &Engine, loss: &Loss) {
-        event!(
-            WARN,
-            target: "tenure",
-            "lock_lost",
-            "lost",
-            lock = text(&self.name),
-            kind = self.meter.kind(),
-            store = text(engine.store.url()),
-            owner = text(&self.owner),
-            fence = self.fence,
-            held_ms = self.held_for(engine.now()).map(millis),
-            cause = loss.reason.as_str(),
-            reason = text(&loss.text),
-        );
     }
 
     /// The loss revealed by the answer to a request of this hold; `None` if it is still held.
@@ -434,32 +343,23 @@ impl Lease {
         parse_value(value).is_some_and(|(owner, fence)| owner == self.owner && is_same(fence))
     }
 
-    /// Ends it unless it has ended already. Counted before any listener runs.
-    pub(super) fn settle(
-        &self,
-        engine: &Engine,
-        now: Moment,
-        end: HoldEnd,
-        loss: Option<LossReason>,
-    ) -> bool {
-        let listeners = {
-            let mut state = self.state();
-            if matches!(state.phase, Phase::Ended { .. }) {
-                return false;
-            }
-            let held_since = state.phase.held_since();
-            state.phase = Phase::Ended { held_since, end };
-            if let (Some(since), Role::Alone | Role::Share(_)) = (held_since, &self.role) {
-                engine.metrics.ended(self.meter, now.since(since));
-                if let Some(reason) = loss {
-                    engine.metrics.lost(self.meter, reason);
-                }
-            }
-            std::mem::take(&mut state.listeners)
-        };
-        // Outside the lock, because a woken task may drop a listener.
-        listeners.into_iter().for_each(|(_, waker)| waker.wake());
-        true
+    /// Moves the deadline, even back, after a request for a lease of `time` that was sent at `sent`.
+    pub(super) fn set_deadline(&self, sent: Moment, now: Moment, time: Duration) {
+        let mut state = self.state();
+        (state.extent, state.deadline) = (Extent::Whole { sent }, lease::deadline(sent, now, time));
+    }
+
+    /// Ends it unless it has ended already. Returns what must follow.
+    pub(super) fn end(&self, end: HoldEnd) -> Option<AfterEnd> {
+        let mut state = self.state();
+        if matches!(state.phase, Phase::Ended { .. }) {
+            return None;
+        }
+        let held_since = state.phase.held_since();
+        state.phase = Phase::Ended { held_since, end };
+        let held_since = held_since.filter(|_| matches!(self.role, Role::Alone | Role::Share(_)));
+        let listeners = std::mem::take(&mut state.listeners);
+        Some(AfterEnd { held_since, listeners: listeners.into_iter().map(|(_, waker)| waker).collect() })
     }
 
     /// The lease that is renewed and released: the shared one, or its own.
@@ -475,7 +375,7 @@ impl Lease {
         }
     }
 
-    fn shares(&self) -> Vec<Arc<Self>> {
+    pub(super) fn shares(&self) -> Vec<Arc<Self>> {
         match &self.role {
             Role::Term(shares) if planted(Bug::LossToldToOne) => {
                 shares.lock().leases.first().cloned().into_iter().collect()
@@ -596,14 +496,22 @@ pub(super) const GONE: &str = "it is gone from the store: expired, forced open, 
 /// Why a hold was lost.
 #[derive(Debug)]
 pub(crate) struct Loss {
-    reason: LossReason,
-    text: Cow<'static, str>,
+    pub(super) reason: LossReason,
+    pub(super) text: Cow<'static, str>,
 }
 
 impl Loss {
     pub(super) fn new(reason: LossReason, text: impl Into<Cow<'static, str>>) -> Self {
         Self { reason, text: text.into() }
     }
+}
+
+/// What must follow the end of a lease.
+pub(super) struct AfterEnd {
+    /// Since when its caller had held it, if one did.
+    pub(super) held_since: Option<Moment>,
+    /// To be woken.
+    pub(super) listeners: Vec<Waker>,
 }
 
 /// How a lease relates to its owner's other holds.
@@ -622,21 +530,4 @@ pub(super) struct Shares {
     pub(super) leases: Vec<Arc<Lease>>,
     /// No more shares may join.
     pub(super) is_closed: bool,
-}
-
-/// The liveness of a hold with these options.
-/// Logs a grant.
-pub(super) fn announce(engine: &Engine, lease: &Lease, waited: Duration) {
-    event!(
-        DEBUG,
-        target: "tenure",
-        "lock_acquired",
-        "acquired",
-        lock = text(&lease.name),
-        kind = lease.meter.kind(),
-        store = text(engine.store.url()),
-        owner = text(&lease.owner),
-        fence = lease.fence,
-        waited_ms = millis(waited),
-    );
 }

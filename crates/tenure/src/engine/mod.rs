@@ -1,29 +1,42 @@
 //! The engine acquires locks and keeps grants alive. It is the only code that retries operations and waits.
 //!
+//! The engine's own fields are below it, in files that do not name it: [`schedule`] of the renewer, [`shares`] of
+//! grants, [`pending_releases`], [`listener_count`], and what it needs of its [`queues`]. The others use it:
+//!
 //! - [`acquire`] acquires a lock, with a single try or by waiting; [`acquisition`] is one attempt, with its
 //!   requests and answers;
 //! - [`call`] sends a request to the store and decides on retries;
 //! - [`waiters`] has the queues in which the tasks of one process wait for a lock;
-//! - [`hold`] is one grant, [`lease`] its terms and its state, and [`lost`] its end;
+//! - [`hold`] is one grant, [`lease`] its terms and its state, [`loss`] what follows its end, and [`lost`] tells the
+//!   caller of it;
 //! - [`reentry`] lets the holds of one owner share a grant;
 //! - [`upgrade`] turns a reader into the writer;
 //! - [`flight`] shares a computation among the tasks of one process;
 //! - [`forced`] subscribes to messages that a hold may have been ended by force;
 //! - [`renew`] keeps all grants of one `Locks` alive, and [`window`] limits the renewals in flight;
-//! - [`release`] ends grants.
+//! - [`release`] ends grants;
+//! - [`engine_handle`] is what all handles of one `Locks` share.
 
 pub(crate) mod acquire;
 pub(crate) mod acquisition;
 pub(crate) mod call;
+pub(crate) mod engine_handle;
 pub(crate) mod flight;
 mod forced;
 pub(crate) mod hold;
 mod hold_end;
 pub(crate) mod lease;
+mod listener_count;
+mod loss;
 pub(crate) mod lost;
+mod newcomer;
+mod pending_releases;
+mod queues;
 mod reentry;
 mod release;
 mod renew;
+mod schedule;
+mod shares;
 pub(crate) mod upgrade;
 mod waiters;
 mod window;
@@ -31,31 +44,29 @@ mod window;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::future::{Either, FutureExt, select};
+use futures_util::future::{Either, select};
 
 use crate::error::{Error, Result};
-use crate::events;
 use crate::metrics::Metrics;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::{Owner, Owners};
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Kind, LockSpec};
-use crate::runtime::{Driver, Runtime};
+use crate::runtime::Runtime;
 use crate::store::{Failure, Store};
 use crate::sync::Locked;
 
-use flight::Flights;
-use forced::ListenerCount;
-use reentry::Reentries;
-use release::PendingReleases;
-use renew::Renewer;
-use waiters::local_queue::LocalQueues;
-use waiters::ticket_queue::TicketQueues;
+use listener_count::ListenerCount;
+use newcomer::Newcomer;
+use pending_releases::PendingReleases;
+use queues::Queues;
+use schedule::Renewer;
+use shares::Reentries;
 
 /// One store, one runtime, and the operations in progress between them.
 pub(crate) struct Engine {
@@ -63,8 +74,7 @@ pub(crate) struct Engine {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) metrics: Metrics,
     owners: Owners,
-    local_queues: LocalQueues,
-    ticket_queues: TicketQueues,
+    queues: OnceLock<Box<dyn Queues>>,
     renewer: Renewer,
     reentries: Reentries,
     listeners: ListenerCount,
@@ -80,7 +90,6 @@ impl Engine {
         // Ids must be unique only per owner, but a random start makes two processes' traces distinguishable.
         let ids = AtomicU64::new(runtime.random() >> 1);
         let owners = Owners::new(runtime.random());
-        let (local_queues, ticket_queues) = (LocalQueues::default(), TicketQueues::default());
         let (renewer, reentries) = (Renewer::default(), Reentries::default());
         let pending_releases = PendingReleases::default();
         let (listeners, unfinished) = (ListenerCount::default(), Locked::default());
@@ -90,8 +99,7 @@ impl Engine {
             runtime,
             metrics,
             owners,
-            local_queues,
-            ticket_queues,
+            queues: OnceLock::new(),
             renewer,
             reentries,
             listeners,
@@ -101,9 +109,16 @@ impl Engine {
         })
     }
 
-    /// How many more holds an owner has here than the store knows of.
-    pub(crate) fn more_holds(&self, name: &LockName, owner: &Owner) -> u32 {
-        u32::try_from(self.reentries.more(self, name, owner)).unwrap_or(u32::MAX)
+    fn set_queues(&self, queues: Box<dyn Queues>) {
+        let _ = self.queues.set(queues);
+    }
+
+    fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
+        self.queues.get().into_iter().for_each(|queues| queues.ask_soon(name, by));
+    }
+
+    fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
+        self.queues.get()?.newcomer(name)
     }
 
     pub(crate) fn now(&self) -> Moment {
@@ -179,61 +194,6 @@ pub(crate) fn backoff(attempt: u32) -> Duration {
         return Duration::ZERO;
     }
     FIRST.mul_f64(1.5_f64.powi(attempt.min(16) as i32)).min(MOST)
-}
-
-/// An engine and its thread. Both live as long as there is a `Locks`, a lock handle or a guard.
-#[derive(Debug)]
-pub(crate) struct EngineHandle {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) flights: Flights,
-    driver: Option<Arc<Driver>>,
-}
-
-impl EngineHandle {
-    pub(crate) fn new(engine: Arc<Engine>, driver: Option<Arc<Driver>>) -> Arc<Self> {
-        Arc::new(Self { engine, flights: Flights::default(), driver })
-    }
-
-    /// Waits until the subscriber has received the events of the driver's thread, at most [`events::FLUSH`].
-    pub(crate) async fn events_flushed(&self) {
-        if let Some(driver) = &self.driver {
-            let timer = driver.sleep_until(driver.now() + events::FLUSH);
-            select(pin!(driver.events().flushed()), timer).await;
-        }
-    }
-}
-
-/// How long dropping the last handle waits for queued releases.
-const LAST_WAIT: Duration = Duration::from_millis(100);
-
-impl Drop for EngineHandle {
-    /// The last handle is gone, perhaps because `main` returns. Waits briefly for queued releases and events,
-    /// which then continue for as long as the process lives.
-    fn drop(&mut self) {
-        self.engine.renewer.close();
-        let has_waited = self.engine.local_queues.close() | self.engine.ticket_queues.close();
-        let Some(driver) = self.driver.take() else { return };
-        if self.engine.flushed().now_or_never().is_some() {
-            driver.stop();
-        } else {
-            let engine = Arc::clone(&self.engine);
-            let last = Arc::clone(&driver);
-            driver.spawn(Box::pin(async move {
-                engine.flushed().await;
-                last.stop();
-            }));
-            if !driver.is_current() {
-                self.engine.pending_releases.wait(LAST_WAIT);
-            }
-        }
-        // Give the store time to remove the waiter's socket.
-        if has_waited && !driver.is_current() {
-            driver.wait(LAST_WAIT);
-        }
-        if !driver.is_current() {
-            driver.events().wait(events::FLUSH);
-        }
-    }
 }
 
 #[cfg(test)]

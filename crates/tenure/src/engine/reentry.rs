@@ -4,40 +4,18 @@
 //! The hold on the store is a separate [`Lease`], the *term*. It is renewed, and its loss is the loss of all.
 //! Each caller has a share of it, with an end and listeners of its own.
 
-use std::collections::BTreeMap;
-use std::ptr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::Engine;
-use super::lease::{Granting, Lease, LeaseTerms, Role, Shares};
+use super::lease::Lease;
+use super::shares::Reentries;
 use crate::metrics::Meter;
 use crate::name::LockName;
 use crate::options::{HoldOptions, Options};
 use crate::owner::Owner;
 use crate::protocol::lease;
-use crate::sync::Locked;
-
-/// The terms of an engine, each with at least one share.
-#[derive(Default)]
-pub(super) struct Reentries(Locked<BTreeMap<(LockName, Owner, u64), Arc<Lease>>>);
 
 impl Reentries {
-    /// Makes a term available for sharing.
-    pub(super) fn add(&self, term: &Arc<Lease>) {
-        self.0.lock().insert(key(term), Arc::clone(term));
-    }
-
-    /// Closes the terms of a lock that was released by force. Their shares count until they leave, because
-    /// the release may have failed.
-    pub(super) fn forced(&self, name: &LockName) {
-        self.0.lock().values().filter(|term| term.name == *name).for_each(|term| term.close());
-    }
-
-    pub(super) fn remove(&self, term: &Lease) {
-        self.0.lock().remove(&key(term));
-    }
-
     /// Adds a share for an owner that has the lock, if one of its terms covers these options.
     pub(super) fn enter(
         &self,
@@ -57,47 +35,9 @@ impl Reentries {
         let live = |term: &Arc<Lease>| term.outcome(engine).is_none();
         self.of(name, owner).iter().filter(|term| live(term)).map(|term| term.others()).sum()
     }
-
-    fn of(&self, name: &LockName, owner: &Owner) -> Vec<Arc<Lease>> {
-        let key = |hold| (name.clone(), owner.clone(), hold);
-        self.0.lock().range(key(0)..=key(u64::MAX)).map(|(_, term)| Arc::clone(term)).collect()
-    }
-}
-
-fn key(term: &Lease) -> (LockName, Owner, u64) {
-    (term.name.clone(), term.owner.clone(), term.hold)
 }
 
 impl Lease {
-    /// The first share of a grant.
-    pub(super) fn first_share(terms: LeaseTerms, request: Granting) -> Arc<Self> {
-        let (meter, op_timeout) = (terms.meter, terms.options.op_timeout);
-        let term = Arc::new(Self::granted(terms, Role::Term(Box::default()), request));
-        term.share_if(meter, op_timeout, |_| true).expect("it is not closed yet")
-    }
-
-    /// Another share, unless the last one has left or the term is closed.
-    fn share(self: &Arc<Self>, meter: Meter, options: &Options) -> Option<Arc<Self>> {
-        let is_open = |shares: &Shares| !shares.leases.is_empty() && !shares.is_closed;
-        self.share_if(meter, options.op_timeout, is_open)
-    }
-
-    fn share_if(
-        self: &Arc<Self>,
-        meter: Meter,
-        op_timeout: Duration,
-        may: impl FnOnce(&Shares) -> bool,
-    ) -> Option<Arc<Self>> {
-        let Role::Term(shares) = &self.role else { return None };
-        let mut shares = shares.lock();
-        if !may(&shares) {
-            return None;
-        }
-        let share = Arc::new(Self::share_of(self, meter, op_timeout));
-        shares.leases.push(Arc::clone(&share));
-        Some(share)
-    }
-
     /// Whether a hold with these options needs no request: it would be renewed the same way, as much time is
     /// left as in a fresh grant, and the store has not been interrupted since.
     fn covers(&self, engine: &Engine, options: &Options) -> bool {
@@ -107,49 +47,26 @@ impl Lease {
         let least = (ttl - ttl / 3).saturating_sub(lease::margin(ttl) + self.options.grace);
         is_alike && is_sure && self.remaining(engine) >= least
     }
+}
 
-    /// Removes it from its term and returns how many shares are left; `None` if it has no term or was removed
-    /// before.
-    pub(super) fn leave(&self) -> Option<usize> {
-        let Role::Share(term) = &self.role else { return None };
-        let Role::Term(shares) = &term.role else { return None };
-        let mut shares = shares.lock();
-        let before = shares.leases.len();
-        shares.leases.retain(|share| !ptr::eq(&**share, self));
-        (shares.leases.len() < before).then_some(shares.leases.len())
-    }
-
-    /// Whether no other hold shares the term. If so, closes the term.
-    pub(crate) fn is_alone(&self) -> bool {
-        let Role::Share(term) = &self.role else { return true };
-        let Role::Term(shares) = &term.role else { return true };
-        let mut shares = shares.lock();
-        let is_alone = shares.leases.len() <= 1;
-        shares.is_closed |= is_alone;
-        is_alone
-    }
-
-    /// Lets no more holds share it.
-    fn close(&self) {
-        if let Role::Term(shares) = &self.role {
-            shares.lock().is_closed = true;
-        }
-    }
-
-    fn others(&self) -> usize {
-        let Role::Term(shares) = &self.role else { return 0 };
-        shares.lock().leases.len().saturating_sub(1)
+impl Engine {
+    /// How many more holds an owner has here than the store knows of.
+    pub(crate) fn more_holds(&self, name: &LockName, owner: &Owner) -> u32 {
+        u32::try_from(self.reentries.more(self, name, owner)).unwrap_or(u32::MAX)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::block_on;
     use crate::engine::acquire::{Wait, acquire};
     use crate::engine::acquisition::{Acquisition, Wanted};
     use crate::engine::hold::Hold;
     use crate::engine::lease::Loss;
+    use crate::engine::waiters::process_queues::ProcessQueues;
     use crate::metrics::LossReason;
     use crate::protocol::LockSpec;
     use crate::runtime::{Driver, Runtime};
@@ -159,6 +76,7 @@ mod tests {
     struct ReentryBench {
         driver: Arc<Driver>,
         engine: Arc<Engine>,
+        queues: ProcessQueues,
         name: LockName,
         owner: Owner,
         options: Arc<Options>,
@@ -171,7 +89,9 @@ mod tests {
             let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
             let (name, owner) = (LockName::new("x").expect("a name"), Owner::new("me").expect("an owner"));
             let options = Arc::new(Options::new().ttl(Duration::from_secs(30)));
-            Self { engine: Engine::new(store, runtime), driver, name, owner, options }
+            let engine = Engine::new(store, runtime);
+            let queues = ProcessQueues::of(&engine);
+            Self { engine, queues, driver, name, owner, options }
         }
 
         fn meter(&self) -> Meter {
@@ -189,7 +109,7 @@ mod tests {
         }
 
         fn acquire(&self) -> Hold {
-            block_on(acquire(&self.wanted())).expect("an answer").expect("a free lock")
+            block_on(acquire(&self.queues, &self.wanted())).expect("an answer").expect("a free lock")
         }
 
         /// The steps between a re-entry and its guard.

@@ -3,15 +3,13 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Arc, Condvar, MutexGuard};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::future::FutureExt;
-use tokio::sync::Notify;
-
 use super::call::Call;
 use super::lease::Lease;
+use super::pending_releases::PendingRelease;
 use super::{Engine, backoff};
 use crate::events::{event, millis, text};
 use crate::metrics::Meter;
@@ -21,7 +19,7 @@ use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Liveness, LockSpec, ReleaseScope, Verb};
 use crate::store::Failure;
-use crate::sync::Locked;
+use futures_util::future::FutureExt;
 
 /// Minimum time for which a release is retried, even past the end of its lease: another hold of the owner may
 /// still be renewed, or a stalled store may execute an earlier request late.
@@ -103,7 +101,7 @@ impl Release {
     fn ask_soon(&self) {
         let is_only = self.spec != LockSpec::Reentrant || planted(Bug::EndOfAnotherForgotten);
         let by = is_only.then_some(&self.owner);
-        self.engine.local_queues.ask_soon(&self.name, by);
+        self.engine.ask_soon(&self.name, by);
     }
 
     fn kind(&self) -> &'static str {
@@ -218,7 +216,7 @@ impl Drop for Release {
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
         rest.held = self.held;
-        let pending = self.engine.pending_releases.add(&self.engine);
+        let pending = self.engine.pending_releases.add();
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }
 }
@@ -249,60 +247,4 @@ fn told(
         left = left,
         held_ms = held.map(millis),
     );
-}
-
-/// The number of background releases, and the tasks that wait for them.
-#[derive(Default)]
-pub(super) struct PendingReleases {
-    pending: Locked<usize>,
-    blocking: Condvar,
-    waiting: Notify,
-}
-
-/// Counts one background release.
-pub(super) struct PendingRelease {
-    engine: Arc<Engine>,
-}
-
-impl PendingReleases {
-    pub(super) fn add(&self, engine: &Arc<Engine>) -> PendingRelease {
-        *self.pending() += 1;
-        PendingRelease { engine: Arc::clone(engine) }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        *self.pending() == 0
-    }
-
-    /// Blocks the thread until all have ended, at most this long.
-    pub(super) fn wait(&self, most: Duration) {
-        let pending = self.pending();
-        drop(self.blocking.wait_timeout_while(pending, most, |pending| *pending > 0));
-    }
-
-    pub(super) async fn flushed(&self) {
-        loop {
-            let change = self.waiting.notified();
-            if self.is_empty() {
-                return;
-            }
-            change.await;
-        }
-    }
-
-    fn pending(&self) -> MutexGuard<'_, usize> {
-        self.pending.lock()
-    }
-}
-
-impl Drop for PendingRelease {
-    fn drop(&mut self) {
-        let pending_releases = &self.engine.pending_releases;
-        let mut pending = pending_releases.pending();
-        *pending -= 1;
-        if *pending == 0 {
-            pending_releases.blocking.notify_all();
-            pending_releases.waiting.notify_waiters();
-        }
-    }
 }

@@ -10,18 +10,19 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
-use tokio::sync::Notify;
 
 use super::Engine;
 use super::call::Call;
-use super::forced::{self, ListenerCount};
+use super::forced;
 use super::lease::{Hearing, Lease, Loss};
+use super::listener_count::MOST;
+use super::schedule::{RenewSchedule, Renewer};
 use super::window::{RequestStamp, RequestWindow};
 use crate::events::{event, millis, text};
 use crate::metrics::LossReason;
@@ -29,7 +30,6 @@ use crate::moment::Moment;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, lease};
 use crate::store::Failure;
-use crate::sync::Locked;
 
 /// Renewals due within this time of each other are sent together.
 const BATCH: Duration = Duration::from_millis(250);
@@ -39,30 +39,7 @@ const BURST: usize = 2_048;
 /// Number of renewals in one request that cost a store as much as a single one.
 const AS_ONE: usize = 16;
 
-#[derive(Default)]
-pub(super) struct Renewer {
-    schedule: Locked<RenewSchedule>,
-    notify: Notify,
-}
-
-#[derive(Default)]
-struct RenewSchedule {
-    /// By due time and hold.
-    due: BTreeMap<(Moment, u64), Arc<Lease>>,
-    /// When the task wakes up; `None` while there is no task.
-    asleep_until: Option<Moment>,
-    closed: bool,
-}
-
 impl RenewSchedule {
-    fn put(&mut self, lease: &Arc<Lease>, due: Moment) {
-        let mut state = lease.state();
-        let due = state.doubtful_at.map_or(due, |doubtful| doubtful.min(due));
-        state.due = Some(due);
-        drop(state);
-        self.due.insert((due, lease.hold), Arc::clone(lease));
-    }
-
     /// When a lease needs attention while nothing is in flight for it. If more leases are held than are renewed
     /// in one burst, renewals are due `sooner`, so that leases granted together spread out.
     fn first_due(&self, lease: &Lease, sooner: fn(&Lease) -> Duration, engine: &Engine) -> Moment {
@@ -77,59 +54,12 @@ impl RenewSchedule {
         };
         state.listen_at(lease).map_or(due, |listen| listen.min(due))
     }
-
-    /// Moves it forward to this time; false if it is due earlier or not scheduled.
-    fn hasten(&mut self, lease: &Arc<Lease>, by: Moment) -> bool {
-        let due = lease.state().due;
-        due.is_some_and(|due| by < due) && self.set(lease, by)
-    }
-
-    /// Whether the task has to wake up earlier for this time.
-    fn wakes(&mut self, due: Moment) -> bool {
-        let is_sooner = self.asleep_until.is_some_and(|until| due < until);
-        if is_sooner {
-            self.asleep_until = Some(due);
-        }
-        is_sooner
-    }
-
-    /// When the task wakes up next. An empty schedule keeps the planned time, because otherwise each short
-    /// hold would wake the task.
-    fn sleep(&mut self, now: Moment) -> Moment {
-        let planned = self.asleep_until.filter(|until| *until > now);
-        let until = self.first().or(planned).unwrap_or(Moment(u64::MAX));
-        self.asleep_until = Some(until);
-        until
-    }
-
-    fn first(&self) -> Option<Moment> {
-        self.due.keys().next().map(|(due, _)| *due)
-    }
-
-    /// Moves it to this time; false if another thread has removed it.
-    fn set(&mut self, lease: &Arc<Lease>, due: Moment) -> bool {
-        let is_in = self.take(lease);
-        if is_in {
-            self.put(lease, due);
-        }
-        is_in
-    }
-
-    fn has(&self, lease: &Lease) -> bool {
-        lease.state().due.is_some()
-    }
-
-    /// Removes it; false if it was not scheduled.
-    fn take(&mut self, lease: &Lease) -> bool {
-        let due = lease.state().due.take();
-        due.is_some_and(|due| self.due.remove(&(due, lease.hold)).is_some())
-    }
 }
 
 impl Renewer {
     pub(super) fn keep(&self, engine: &Arc<Engine>, lease: &Arc<Lease>) {
         let mut schedule = self.schedule();
-        if engine.listeners.is_full() || schedule.due.len() >= forced::MOST {
+        if engine.listeners.is_full() || schedule.due.len() >= MOST {
             lease.set_hearing(Hearing::Again);
         }
         let due = schedule.first_due(lease, Lease::first_spread, engine);
@@ -161,31 +91,14 @@ impl Renewer {
             self.notify.notify_one();
         }
     }
+}
 
-    fn ask_by(&self, lease: &Arc<Lease>, by: Moment) {
-        lease.state().doubt(by);
-        if self.schedule().hasten(lease, by) {
-            self.notify.notify_one();
-        }
-    }
-
-    pub(super) fn forget(&self, lease: &Lease) {
-        self.schedule().take(lease);
-    }
-
-    /// No handle is left: the task ends.
-    pub(super) fn close(&self) {
-        self.schedule().closed = true;
-        self.notify.notify_one();
-    }
-
-    #[cfg(test)]
-    pub(super) fn scheduled(&self) -> usize {
-        self.schedule().due.len()
-    }
-
-    fn schedule(&self) -> MutexGuard<'_, RenewSchedule> {
-        self.schedule.lock()
+impl Lease {
+    /// Moves the deadline, even back, after a request for a lease of `time` that was sent at `sent`.
+    pub(crate) fn set_end(self: &Arc<Self>, engine: &Engine, sent: Moment, time: Duration) {
+        let term = self.shared_term().unwrap_or(self);
+        term.set_deadline(sent, engine.now(), time);
+        engine.renewer.reschedule(engine, term);
     }
 }
 
@@ -360,7 +273,7 @@ impl RenewerTask {
         if !planted(Bug::LossUnannounced) {
             lost.iter().for_each(|lease| lease.expire(&self.engine));
         }
-        listening.iter().for_each(|lease| ListenerCount::listen(&self.engine, lease));
+        listening.iter().for_each(|lease| forced::subscribe(&self.engine, lease));
         self.line_up(due);
         Some(self.send().map_or(until, |at| until.min(at)))
     }
@@ -463,7 +376,7 @@ impl RenewerTask {
                         lease.renewed(sent, now, ttl);
                     }
                     if lease.listens_again(now) && !self.engine.listeners.is_full() {
-                        ListenerCount::listen(&self.engine, &lease);
+                        forced::subscribe(&self.engine, &lease);
                     }
                     self.engine.renewer.schedule().first_due(&lease, Lease::spread, &self.engine)
                 }
@@ -521,24 +434,5 @@ impl Drop for RenewerTask {
             lease.state().due = None;
             lease.lose(&self.engine, &Loss::new(LossReason::Unrenewed, "its renewal has ended"));
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn locks_that_are_held_for_a_moment_do_not_wake_the_task() {
-        let mut schedule = RenewSchedule { asleep_until: Some(Moment(u64::MAX)), ..RenewSchedule::default() };
-        let woken = (0..100).filter(|at| {
-            // Released before the task looks.
-            let is_woken = schedule.wakes(Moment(1_000 + at));
-            schedule.sleep(Moment(*at));
-            is_woken
-        });
-        assert_eq!(woken.count(), 1);
-        assert!(schedule.wakes(Moment(500)), "that is due before");
-        assert_eq!(schedule.sleep(Moment(500)), Moment(u64::MAX), "nothing is planned any more");
     }
 }

@@ -7,7 +7,7 @@ use super::RecordHandle;
 use super::entry::{Entry, Sight};
 use super::fill::{LeadTerms, Outage, Overdue, computing};
 use super::value::CacheValue;
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::name::LockName;
 use crate::options::Options;

@@ -6,7 +6,7 @@ use super::log::{Leader, Log, Word, checked_payload, unreadable};
 use super::observer::Observer;
 use super::term::Term;
 use super::{RecordHandle, elections, stop};
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::Result;
 use crate::guard::unless_lost;
 use crate::name::LockName;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::RecordHandle;
 use super::listing::RecordListing;
 use super::log::{Leader, Log};
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::options::Options;

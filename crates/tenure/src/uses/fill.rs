@@ -7,8 +7,8 @@ use futures_util::future::{Either, join};
 use tokio::sync::OwnedMutexGuard;
 
 use super::{Watch, lock_of, meter};
-use crate::engine::EngineHandle;
 use crate::engine::acquire::Wait;
+use crate::engine::engine_handle::EngineHandle;
 use crate::engine::flight::{FlightCaller, FlightResult, FlightRole};
 use crate::error::{Error, ErrorKind, Result};
 use crate::guard::Guard;

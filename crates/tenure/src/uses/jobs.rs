@@ -8,7 +8,7 @@ use super::listing::RecordListing;
 use super::period::moment;
 use super::run::{LastRun, Outcome, PastRun, RunRecord, RunState};
 use super::{RecordHandle, SeenRecord};
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::metrics::JobRun;
 use crate::name::LockName;

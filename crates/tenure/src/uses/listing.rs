@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::try_join_all;
 
 use super::RecordHandle;
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::events::{event, text};
 use crate::name::LockName;

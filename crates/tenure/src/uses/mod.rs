@@ -37,8 +37,9 @@ use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
+use crate::engine::Engine;
 use crate::engine::call::Call;
-use crate::engine::{Engine, EngineHandle};
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
 use crate::handle::LockHandle;
 use crate::metrics::{Meter, UseResult};

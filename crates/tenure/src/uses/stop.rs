@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{RecordHandle, Watch, put};
-use crate::engine::EngineHandle;
+use crate::engine::engine_handle::EngineHandle;
 use crate::error::Result;
 use crate::name::LockName;
 use crate::options::Options;

@@ -301,7 +301,6 @@ fn scenarios_go_well_with_one_key_and_fail_with_their_bugs() {
     for versions in [true, false].map(|expires| Versions::OneKey { expires }) {
         for (bug, scenario) in [
             (Bug::CasNoBarrier, a_write_after_its_undo_leaves_nothing as Play),
-            (Bug::CasOneKeyLateWrite, a_write_after_its_undo_leaves_nothing),
             (Bug::CasCountForgotten, tokens_grow_though_one_change_granted_many),
         ] {
             assert_eq!(scenario(versions), Ok(()), "{versions:?} without {bug:?}");

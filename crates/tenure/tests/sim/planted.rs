@@ -181,10 +181,8 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
 ];
 
 /// Bugs of compare-and-swap stores of a single key.
-const CAUGHT_BY_ONE_KEY: &[(Bug, &str, u64)] = &[
-    (Bug::CasOneKeyLateWrite, "nothing is left behind", 5_000),
-    (Bug::CasOneKeyRenewalUnseen, "exclusion within validity", 5_000),
-];
+const CAUGHT_BY_ONE_KEY: &[(Bug, &str, u64)] =
+    &[(Bug::CasOneKeyRenewalUnseen, "exclusion within validity", 5_000)];
 
 /// Rare bugs of compare-and-swap stores, with a regime that shows them and a seed shortly before.
 const RARE_BY_COMPARE_AND_SWAP: [(Bug, Regime, u64); 3] = [

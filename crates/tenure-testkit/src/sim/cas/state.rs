@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::store::cas::{Entry, Handle, Stored, WatchNotice, Watched};
+use tenure::internals::store::cas::{Handle, KeyEntry, Stored, WatchNotice, Watched};
 use tokio::sync::{Notify, mpsc};
 
 use crate::sim::executor::ProcessId;
@@ -20,7 +20,7 @@ pub(super) struct State {
     pub(super) locks: BTreeMap<LockName, Stored>,
     pub(super) records: BTreeMap<LockName, String>,
     /// The values of locks' keys, on a server with compare-and-swap of one key.
-    pub(super) keys: BTreeMap<LockName, Entry>,
+    pub(super) keys: BTreeMap<LockName, KeyEntry>,
     /// Handles last until a client removes them.
     pub(super) keeps_markers: bool,
     /// Parts of queues.

@@ -24,7 +24,7 @@ use super::wait_queues::{
 };
 use crate::engine::Engine;
 use crate::engine::acquisition::{AcquireOutcome, Acquisition};
-use crate::engine::release::PendingRelease;
+use crate::engine::pending_releases::PendingRelease;
 use crate::events::{event, text};
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -76,7 +76,7 @@ impl LocalQueues {
     /// Joins behind those who came earlier. `silence` is the failure of the newcomer's own request, if it was not
     /// answered.
     pub(in crate::engine) fn join(
-        &self,
+        self: &Arc<Self>,
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
         silence: Option<Failure>,
@@ -244,10 +244,6 @@ impl Strategy for AskInTurn {
     /// A request for a waiter that has left counts as a pending release until the sleep ends.
     const ENDS_SLEEP: bool = true;
 
-    fn queues(engine: &Engine) -> &LocalQueues {
-        &engine.local_queues
-    }
-
     fn lock(key: &Key) -> &LockName {
         &key.0
     }
@@ -265,7 +261,7 @@ impl Strategy for AskInTurn {
     }
 
     async fn serve(server: &mut QueueServer<Self>) {
-        server.strategy.under_way = Some(server.engine.pending_releases.add(&server.engine));
+        server.strategy.under_way = Some(server.engine.pending_releases.add());
         if let Some((number, ask)) = server.wait_queue.next() {
             server.ask_for(number, &ask).await;
         }
@@ -517,7 +513,7 @@ mod tests {
     fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
         let name = LockName::new("crowd").expect("a name");
         let options = Arc::new(Options::new());
-        let queues = LocalQueues::default();
+        let queues = Arc::new(LocalQueues::default());
         // Without a serving task; the turns below take its place.
         let queue = LocalQueue::new((name.clone(), Kind::Mutex));
         queues.all().insert((name.clone(), Kind::Mutex), Arc::clone(&queue));

@@ -17,7 +17,6 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, Stream};
 
-use super::newcomer::Newcomer;
 use super::subscription::{Heard, Subscription};
 use super::wait_queues::{
     QueueEvent, QueueServer, QueuedWaiter, Strategy, WaitHandle, WaitOutcome, WaitQueues, Waiters, earlier,
@@ -26,6 +25,7 @@ use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;
 use crate::engine::lease::Granting;
+use crate::engine::newcomer::Newcomer;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::HoldOptions;
@@ -49,7 +49,7 @@ pub(in crate::engine) type TicketQueues = WaitQueues<KeepPlaces>;
 impl TicketQueues {
     /// Waits for the turn of a ticket.
     pub(in crate::engine) fn join(
-        &self,
+        self: &Arc<Self>,
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
         place: Waiting,
@@ -186,10 +186,6 @@ impl Strategy for KeepPlaces {
 
     /// It sleeps at most until the next refresh.
     const ENDS_SLEEP: bool = false;
-
-    fn queues(engine: &Engine) -> &TicketQueues {
-        &engine.ticket_queues
-    }
 
     fn lock(key: &LockName) -> &LockName {
         key

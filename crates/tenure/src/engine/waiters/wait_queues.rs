@@ -132,7 +132,7 @@ impl<S: Strategy> WaitQueues<S> {
     /// Joins a wait queue, opening it if necessary. `enter` chooses the number, before the queue can be
     /// closed or another waiter can join.
     pub(super) fn place(
-        &self,
+        self: &Arc<Self>,
         engine: &Arc<Engine>,
         key: S::Key,
         ask: &Arc<Acquisition>,
@@ -144,7 +144,7 @@ impl<S: Strategy> WaitQueues<S> {
             let mut wait_queues = self.all();
             let wait_queue = Arc::clone(wait_queues.entry(key.clone()).or_insert_with(|| {
                 let wait_queue = WaitQueue::new(key);
-                server = Some(QueueServer::<S>::new(engine, &wait_queue));
+                server = Some(QueueServer::<S>::new(engine, self, &wait_queue));
                 wait_queue
             }));
             let mut queue = wait_queue.queue();
@@ -258,9 +258,6 @@ pub(in crate::engine) trait Strategy: Default + Send + 'static {
     /// Whether the departure of the last waiter ends the task's sleep.
     const ENDS_SLEEP: bool;
 
-    /// The queues of an engine.
-    fn queues(engine: &Engine) -> &WaitQueues<Self>;
-
     /// The lock that a queue is for.
     fn lock(key: &Self::Key) -> &LockName;
 
@@ -296,6 +293,7 @@ pub(in crate::engine) trait Strategy: Default + Send + 'static {
 /// Serves one queue.
 pub(in crate::engine) struct QueueServer<S: Strategy> {
     pub(super) engine: Arc<Engine>,
+    queues: Arc<WaitQueues<S>>,
     pub(super) wait_queue: Arc<WaitQueue<S>>,
     pub(super) subscription: Subscription,
     /// Requests since the last news or answer, for the backoff.
@@ -318,14 +316,19 @@ pub(in crate::engine) enum QueueEvent<A> {
 impl<S: Strategy> Drop for QueueServer<S> {
     /// However the task ends, even by a panic of a task that it wakes.
     fn drop(&mut self) {
-        S::queues(&self.engine).abandon(&self.wait_queue);
+        self.queues.abandon(&self.wait_queue);
     }
 }
 
 impl<S: Strategy> QueueServer<S> {
-    pub(super) fn new(engine: &Arc<Engine>, wait_queue: &Arc<WaitQueue<S>>) -> Self {
+    pub(super) fn new(
+        engine: &Arc<Engine>,
+        queues: &Arc<WaitQueues<S>>,
+        wait_queue: &Arc<WaitQueue<S>>,
+    ) -> Self {
         Self {
             engine: Arc::clone(engine),
+            queues: Arc::clone(queues),
             wait_queue: Arc::clone(wait_queue),
             subscription: Subscription::Idle,
             attempt: 0,
@@ -360,7 +363,7 @@ impl<S: Strategy> QueueServer<S> {
                 return true;
             }
             match self.event(&mut timer).await {
-                QueueEvent::Time if S::queues(&self.engine).retire(&self.wait_queue) => return false,
+                QueueEvent::Time if self.queues.retire(&self.wait_queue) => return false,
                 QueueEvent::Time => {}
                 event => S::hear(self, event),
             }

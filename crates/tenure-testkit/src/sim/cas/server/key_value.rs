@@ -1,38 +1,38 @@
 //! The requests of a client to a server with compare-and-swap of one key.
 
 use futures_util::stream::{BoxStream, StreamExt, unfold};
-use tenure::internals::store::cas::{Entry, Key, KeyValue, KeyWrite, KeyWritten, key_values};
+use tenure::internals::store::cas::{KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, key_values};
 
 use super::*;
 
-impl KeyValue for Server {
-    fn read(&self, key: &Key) -> StoreFuture<Option<Entry>> {
+impl KeyValueServer for Server {
+    fn read(&self, key: &KeyName) -> StoreFuture<Option<KeyEntry>> {
         let key = key.clone();
         self.ask("read", move |_, state| entry(state, &key))
     }
 
-    fn write(&self, key: &Key, write: KeyWrite) -> StoreFuture<KeyWritten> {
-        let (key, sort) = (key.clone(), if let Key::Lock(_) = key { "commit" } else { "keep" });
+    fn write(&self, key: &KeyName, write: KeyWrite) -> StoreFuture<KeyWritten> {
+        let (key, sort) = (key.clone(), if let KeyName::Lock(_) = key { "commit" } else { "keep" });
         self.ask(sort, move |server, state| {
             let found = entry(state, &key);
             if found.as_ref().map(|entry| entry.version) != write.seen {
                 return Err(found);
             }
             Ok(match key {
-                Key::Lock(name) => server.write_lock(state, name, write),
-                Key::Marker(handle) => server.write_marker(state, handle, &write),
+                KeyName::Lock(name) => server.write_lock(state, name, write),
+                KeyName::Marker(handle) => server.write_marker(state, handle, &write),
             })
         })
     }
 
-    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<Entry, Failure>>> {
+    fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<KeyEntry, Failure>>> {
         let watch = Backend::watch(self, name, Watched::Lock);
         async move {
             let values = unfold(watch.await?, |mut watch| async move {
                 let entry = loop {
                     match watch.next().await {
                         Ok(WatchNotice::Lock(Some(Stored { text, stamp }))) => {
-                            break Ok(Entry { version: stamp.version, text });
+                            break Ok(KeyEntry { version: stamp.version, text });
                         }
                         Ok(_) => {}
                         Err(failure) => break Err(failure),
@@ -45,7 +45,7 @@ impl KeyValue for Server {
         .boxed()
     }
 
-    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, Entry)>, Option<Cursor>)> {
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)> {
         let prefix = prefix.to_owned();
         self.ask("list", move |_, state| {
             let keys = state.keys.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));
@@ -62,13 +62,13 @@ impl KeyValue for Server {
     }
 }
 
-fn entry(state: &State, key: &Key) -> Option<Entry> {
+fn entry(state: &State, key: &KeyName) -> Option<KeyEntry> {
     match key {
-        Key::Lock(name) => state.keys.get(name).cloned(),
-        Key::Marker(handle) => state
+        KeyName::Lock(name) => state.keys.get(name).cloned(),
+        KeyName::Marker(handle) => state
             .handles
             .get(handle)
-            .map(|life| Entry { version: life.marker, text: format!("{} marker", life.life.as_millis()) }),
+            .map(|life| KeyEntry { version: life.marker, text: format!("{} marker", life.life.as_millis()) }),
     }
 }
 
@@ -77,7 +77,7 @@ impl Server {
         state.revision += 1;
         let (version, text) = (state.revision, write.text.expect("the key of a lock is never removed"));
         let before = self.host.judge.as_ref().map(|judge| judge.look(state, &name));
-        let entry = Entry { version, text };
+        let entry = KeyEntry { version, text };
         let (lock, record) = key_values(&entry);
         let added = match (&lock, state.locks.contains_key(&name)) {
             (Some(lock), false) => lock.stamp.base,

@@ -6,7 +6,7 @@ use crate::store::Station;
 use crate::sync::Locked;
 
 /// Keeps the subscription open until dropped.
-pub(in crate::engine) struct Newcomer {
+pub(super) struct Newcomer {
     station: Option<Station>,
     leaves: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -17,7 +17,7 @@ impl Newcomer {
     }
 
     /// Where the subscription listens.
-    pub(in crate::engine) fn listens(&self) -> Option<Listening> {
+    pub(super) fn listens(&self) -> Option<Listening> {
         match &self.station {
             _ if planted(Bug::ListensTooSoon) => Listening::new(1),
             Some(station) => station.listens(),
@@ -35,15 +35,16 @@ impl Drop for Newcomer {
 }
 
 /// The newcomer of an acquisition, from its request until it waits in the queue. After a request without an answer
-/// the subscription stays open for longer than the pause before the next request.
+/// the subscription stays open for longer than the pause before the next request. Boxed, because most acquisitions
+/// have none.
 #[derive(Default)]
-pub(in crate::engine) struct NewcomerSlot(Locked<Option<Newcomer>>);
+pub(super) struct NewcomerSlot(Locked<Option<Box<Newcomer>>>);
 
 impl NewcomerSlot {
     /// Replaces the previous one.
-    pub(in crate::engine) fn set(&self, newcomer: Option<Newcomer>) {
+    pub(super) fn set(&self, newcomer: Option<Newcomer>) {
         let mut slot = self.0.lock();
-        let before = std::mem::replace(&mut *slot, newcomer);
+        let before = std::mem::replace(&mut *slot, newcomer.map(Box::new));
         drop(slot);
         drop(before);
     }
