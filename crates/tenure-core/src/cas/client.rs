@@ -14,7 +14,7 @@ use super::WriteState;
 use super::backend::{Backend, Handle, Stamp, Stored};
 use super::holders::AllHolders;
 use super::leases::{About, ClientHold, HoldKey, KeptHandle, SharedTable, life};
-use super::snapshot::LockSnapshot;
+use super::lock_snapshot::LockSnapshot;
 use super::turns::{Known, QueuedAcquire};
 use crate::moment::Moment;
 use crate::name::LockName;

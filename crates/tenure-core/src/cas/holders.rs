@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::{Notify, OnceCell};
 
-use super::snapshot::LockSnapshot;
+use super::lock_snapshot::LockSnapshot;
 use crate::name::LockName;
 use crate::owner::Owner;
 use crate::store::Publisher;

@@ -13,9 +13,9 @@
 //! next one first writes the marker: from then on, the earlier one has either taken effect or never will.
 //!
 //! Modules: `backend` is the interface to a server, `one_key` implements it for servers with compare-and-swap of
-//! a single key, `snapshot` is the stored format, and `parts` the format of a
+//! a single key, `lock_snapshot` is the stored format, and `parts` the format of a
 //! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
-//! records how each request changes them. `request` decides how a request is carried out: `exchange` reads,
+//! records how each request changes them. `dispatch` decides how a request is carried out: `exchange` reads,
 //! writes and repeats, `machine` runs the machine, and `bind` binds requests to handles. `records` carries out
 //! those about records. `together` batches requests, and `turns` holds the state shared by tasks that take turns
 //! at a lock. `watch` reports changes, and `holders` lets the holders of one lock share a watch.
@@ -23,16 +23,16 @@
 mod backend;
 mod bind;
 mod client;
+mod dispatch;
 mod exchange;
 mod holders;
 mod leases;
+mod lock_snapshot;
 mod machine;
 mod notes;
 mod one_key;
 mod parts;
 mod records;
-mod request;
-mod snapshot;
 mod together;
 mod turns;
 mod watch;
@@ -59,10 +59,10 @@ use crate::store::{
 use client::CasClient;
 pub use leases::PLACE_WAIT;
 #[cfg(tenure_planted)]
-pub use one_key::key_values;
-pub use one_key::{KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, OneKey};
+pub use lock_snapshot::{BoundEntry, whole_lock};
 #[cfg(tenure_planted)]
-pub use snapshot::{BoundEntry, whole_lock};
+pub use one_key::key_values;
+pub use one_key::{KeyEntry, KeyName, KeyPage, KeyValueServer, KeyWrite, KeyWritten, OneKey};
 
 /// A store on a server with compare-and-swap. Clones share its state.
 #[derive(Clone)]

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! tenure 1 BASE LENGTH        the creation of the lock, and the length of its text in bytes
-//! ...                         the lock, as `snapshot` writes it, and then the record
+//! ...                         the lock, as `lock_snapshot` writes it, and then the record
 //! ```
 //!
 //! The key is never removed, because a server that compares nothing when it creates a key could carry out a
@@ -33,7 +33,7 @@ use super::backend::{
     Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stamp, Stored, Swap, ValueChange,
     WatchNotice, Watched,
 };
-use super::snapshot::LockSnapshot;
+use super::lock_snapshot::LockSnapshot;
 use crate::CLIENT;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -76,6 +76,9 @@ pub struct KeyWrite {
     pub notes: Notes,
 }
 
+/// One page of the keys of locks, and the next page, or `None` for the last.
+pub type KeyPage = (Vec<(LockName, KeyEntry)>, Option<Cursor>);
+
 /// The outcome of a [`KeyWrite`]: the new version (0 after a removal), or the current value, which was not as
 /// expected.
 pub type KeyWritten = Result<u64, Option<KeyEntry>>;
@@ -96,7 +99,7 @@ pub trait KeyValueServer: std::fmt::Debug + Send + Sync + 'static {
     fn watch(&self, name: &LockName) -> StoreFuture<BoxStream<'static, Result<KeyEntry, Failure>>>;
 
     /// One page of the keys of locks whose names begin with `prefix`, and the next page.
-    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)>;
+    fn list(&self, prefix: &str, from: Cursor) -> StoreFuture<KeyPage>;
 
     /// Checks that the server is reachable.
     fn ready(&self) -> StoreFuture<()>;

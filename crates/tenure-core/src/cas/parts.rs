@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::backend::PartChange;
-use super::snapshot::{Body, LockSnapshot, QueuePart};
+use super::lock_snapshot::{Body, LockSnapshot, QueuePart};
 use crate::protocol::codec::{self, number};
 use crate::protocol::queue::Queue;
 use crate::protocol::{Data, State};

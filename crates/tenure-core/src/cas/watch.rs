@@ -11,7 +11,7 @@ use super::backend::{Handle, LockWatch, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
 use super::leases::{KeptHandle, OpenWatches, PLACE_WAIT};
-use super::snapshot::LockSnapshot;
+use super::lock_snapshot::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;

@@ -418,6 +418,29 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
+/// The library is one crate with its core here. Stores share names with each other, because a file of one is the
+/// counterpart of that in another.
+#[test]
+fn each_file_of_the_library_has_a_name_of_its_own() {
+    // Roots and errors, and what a kind of lock is in the core, what it is to its users.
+    const SHARED: [&str; 5] = ["error.rs", "lib.rs", "mod.rs", "mutex.rs", "reentrant.rs"];
+    // The two files without scripts: of a connection, and of its requests.
+    const OF_A_STORE: [&str; 1] = ["scriptless.rs"];
+    let mut named = BTreeMap::<(&str, String), Vec<String>>::new();
+    for name in library() {
+        let part = if name == "tenure-core" { "tenure" } else { name };
+        for path in Imports::of_crate(name).files.values() {
+            let file = path.file_name().and_then(|file| file.to_str()).expect("a name").to_owned();
+            if !SHARED.contains(&&*file) && !OF_A_STORE.contains(&&*file) {
+                named.entry((part, file)).or_default().push(path.display().to_string());
+            }
+        }
+    }
+    assert!(named.len() > 200, "{} files", named.len());
+    let twice: Vec<_> = named.values().filter(|paths| paths.len() > 1).collect();
+    assert!(twice.is_empty(), "{twice:#?}");
+}
+
 /// Platform-specific code is in `tenure-core/platform.rs`, for directories in `system.rs` and
 /// `inotify.rs` of `tenure-file`, and for the command in its `platform/`. `scripts/targets` shows that the rest
 /// compiles elsewhere.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::{FutureExt, ready};
 use futures_util::stream::{BoxStream, StreamExt, unfold};
-use tenure_core::cas::{Cas, KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, OneKey};
+use tenure_core::cas::{Cas, KeyEntry, KeyName, KeyPage, KeyValueServer, KeyWrite, KeyWritten, OneKey};
 use tenure_core::name::LockName;
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Cursor, Failure, Store, StoreFuture};
@@ -180,7 +180,7 @@ impl KeyValueServer for KeyFiles {
         .boxed()
     }
 
-    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)> {
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<KeyPage> {
         let (server, prefix) = (self.clone(), prefix.to_owned());
         async move { Ok((server.page(&prefix).map_err(failure)?, None)) }.boxed()
     }

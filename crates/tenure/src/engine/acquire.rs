@@ -10,8 +10,8 @@ use tracing::{Instrument, Span, field};
 
 pub(crate) use super::acquisition::Wait;
 use super::acquisition::{AcquireOutcome, Acquisition, IN_GRACE, Waiting, Wanted};
+use super::grant::Lease;
 use super::hold::Hold;
-use super::lease::Lease;
 use super::waiters::process_queues::ProcessQueues;
 use super::waiters::wait_queues::Strategy;
 use super::waiters::wait_queues::{WaitHandle, WaitOutcome};

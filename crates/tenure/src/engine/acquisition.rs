@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::Engine;
 use super::call::Call;
+use super::grant::{GONE, Granting, Lease, LeaseTerms, Loss};
 use super::hold::Hold;
-use super::lease::{GONE, Granting, Lease, LeaseTerms, Loss};
 use super::newcomer::{Newcomer, NewcomerSlot};
 use super::release::Release;
 use crate::error::{Error, Result};

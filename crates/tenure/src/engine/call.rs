@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::lease::LeaseTerms;
+use super::grant::LeaseTerms;
 use super::{Engine, backoff};
 use crate::metrics::{RequestResult, RequestVerb};
 use crate::moment::Moment;

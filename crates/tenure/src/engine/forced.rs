@@ -11,7 +11,7 @@ use std::task::Poll;
 use futures_util::future::FutureExt;
 
 use super::Engine;
-use super::lease::{Hearing, Lease};
+use super::grant::{Hearing, Lease};
 use super::listener_count::CountedListener;
 use super::lost::LossListener;
 use super::waiters::subscription::{Heard, Subscription};

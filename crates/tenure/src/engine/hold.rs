@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::grant::{Granting, Lease, LeaseTerms, Role};
 use super::hold_end::HoldEnd;
-use super::lease::{Granting, Lease, LeaseTerms, Role};
 use super::release::{Release, announce};
 use super::{Engine, backoff};
 use crate::error::Result;

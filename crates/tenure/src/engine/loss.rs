@@ -4,8 +4,8 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::Engine;
+use super::grant::{AfterEnd, Lease, Loss, Role};
 use super::hold_end::HoldEnd;
-use super::lease::{AfterEnd, Lease, Loss, Role};
 use crate::error::Error;
 use crate::events::{event, millis, text};
 use crate::metrics::LossReason;

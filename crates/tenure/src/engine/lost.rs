@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use super::Engine;
+use super::grant::Lease;
 pub use super::hold_end::HoldEnd;
-use super::lease::Lease;
 
 /// A future that resolves when a lock is no longer held: see [`Guard::lost`](crate::Guard::lost).
 ///

@@ -1,13 +1,13 @@
 //! The engine acquires locks and keeps grants alive. It is the only code that retries operations and waits.
 //!
-//! The engine's own fields are below it, in files that do not name it: [`schedule`] of the renewer, [`shares`] of
+//! The engine's own fields are below it, in files that do not name it: [`renew_schedule`] of the renewer, [`shares`] of
 //! grants, [`pending_releases`], [`listener_count`], and what it needs of its [`queues`]. The others use it:
 //!
 //! - [`acquire`] acquires a lock, with a single try or by waiting; [`acquisition`] is one attempt, with its
 //!   requests and answers;
 //! - [`call`] sends a request to the store and decides on retries;
 //! - [`waiters`] has the queues in which the tasks of one process wait for a lock;
-//! - [`hold`] is one grant, [`lease`] its terms and its state, [`loss`] what follows its end, and [`lost`] tells the
+//! - [`hold`] is one grant, [`grant`] its terms and its state, [`loss`] what follows its end, and [`lost`] tells the
 //!   caller of it;
 //! - [`reentry`] lets the holds of one owner share a grant;
 //! - [`upgrade`] turns a reader into the writer;
@@ -23,9 +23,9 @@ pub(crate) mod call;
 pub(crate) mod engine_handle;
 pub(crate) mod flight;
 mod forced;
+pub(crate) mod grant;
 pub(crate) mod hold;
 mod hold_end;
-pub(crate) mod lease;
 mod listener_count;
 mod loss;
 pub(crate) mod lost;
@@ -35,7 +35,7 @@ mod queues;
 mod reentry;
 mod release;
 mod renew;
-mod schedule;
+mod renew_schedule;
 mod shares;
 pub(crate) mod upgrade;
 mod waiters;
@@ -65,7 +65,7 @@ use listener_count::ListenerCount;
 use newcomer::Newcomer;
 use pending_releases::PendingReleases;
 use queues::Queues;
-use schedule::Renewer;
+use renew_schedule::Renewer;
 use shares::Reentries;
 
 /// One store, one runtime, and the operations in progress between them.

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::Engine;
-use super::lease::Lease;
+use super::grant::Lease;
 use super::shares::Reentries;
 use crate::metrics::Meter;
 use crate::name::LockName;
@@ -64,8 +64,8 @@ mod tests {
     use crate::block_on;
     use crate::engine::acquire::{Wait, acquire};
     use crate::engine::acquisition::{Acquisition, Wanted};
+    use crate::engine::grant::Loss;
     use crate::engine::hold::Hold;
-    use crate::engine::lease::Loss;
     use crate::engine::waiters::process_queues::ProcessQueues;
     use crate::metrics::LossReason;
     use crate::protocol::LockSpec;

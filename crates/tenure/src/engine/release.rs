@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::call::Call;
-use super::lease::Lease;
+use super::grant::Lease;
 use super::pending_releases::PendingRelease;
 use super::{Engine, backoff};
 use crate::events::{event, millis, text};

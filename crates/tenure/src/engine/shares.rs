@@ -5,7 +5,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lease::{Granting, Lease, LeaseTerms, Role, Shares};
+use super::grant::{Granting, Lease, LeaseTerms, Role, Shares};
 use crate::metrics::Meter;
 use crate::name::LockName;
 use crate::options::Options;

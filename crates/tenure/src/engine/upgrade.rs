@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 
 use super::call::Call;
-use super::lease::Lease;
+use super::grant::Lease;
 use super::lost::{HoldEnd, Lost};
 use super::waiters::subscription::{Heard, Subscription};
 use super::{Engine, backoff};

@@ -2,11 +2,11 @@
 //! and elections. They are atomics that count whether or not a program reads them as a [`Snapshot`]; with the
 //! feature `metrics`, each change also goes to the crate of that name. [`Groups`] bounds their number.
 
-mod elections;
+mod candidates;
 #[cfg(feature = "metrics")]
 mod facade;
 mod groups;
-mod jobs;
+mod job_runs;
 mod prometheus;
 mod snapshot;
 
@@ -19,14 +19,14 @@ use crate::owner::Owner;
 use crate::protocol::record::RecordVerb;
 use crate::protocol::{LockSpec, Verb};
 
-use elections::Candidates;
+use candidates::Candidates;
 use groups::Names;
-use jobs::JobRuns;
+use job_runs::JobRuns;
 
-pub use elections::ElectionMetrics;
+pub use candidates::ElectionMetrics;
 pub use groups::Groups;
-pub use jobs::JobMetrics;
-pub(crate) use jobs::JobRun;
+pub use job_runs::JobMetrics;
+pub(crate) use job_runs::JobRun;
 pub use snapshot::{Histogram, LockMetrics, RequestMetrics, Snapshot, UseMetrics};
 
 /// Values of the label `kind`: the kind of a lock, or its use.

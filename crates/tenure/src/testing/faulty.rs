@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 
-use super::request::{Request, of_failure, of_reply};
+use super::recorded::{Request, of_failure, of_reply};
 use crate::metrics::RequestVerb;
 use crate::name::LockName;
 use crate::protocol::Notification;

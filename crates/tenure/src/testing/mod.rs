@@ -25,7 +25,7 @@
 //! `book/use/testing.md` has a recipe for each kind of lock and use.
 
 mod faulty;
-mod request;
+mod recorded;
 
 use std::fmt;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ use crate::store::memory::Memory;
 
 use faulty::Faulty;
 
-pub use request::Request;
+pub use recorded::Request;
 
 /// Creates a store and the control of it.
 ///

@@ -6,7 +6,7 @@
 //! the connection is encrypted, and `names` what drivers call the parameters.
 
 mod encryption;
-mod names;
+mod foreign;
 
 use std::fmt;
 use std::fs;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use percent_encoding::percent_decode_str;
 
 pub use encryption::truth;
-pub use names::ForeignNames;
+pub use foreign::ForeignNames;
 
 use super::Address;
 use crate::error::{Error, Result};

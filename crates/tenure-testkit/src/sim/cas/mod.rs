@@ -54,7 +54,7 @@ pub fn run_with(versions: Versions, seed: u64) -> Report {
 
 /// Runs the schedule of a seed on a server with compare-and-swap of one key, half of which expire markers.
 pub fn run_one_key(regime: Regime, seed: u64, keep_log: bool) -> Report {
-    schedule(regime, seed, keep_log, Some(Versions::OneKey { expires: seed / 2 % 2 == 0 }))
+    schedule(regime, seed, keep_log, Some(Versions::OneKey { expires: (seed / 2).is_multiple_of(2) }))
 }
 
 /// The parameters of a schedule on such a server.

@@ -24,7 +24,7 @@ use super::wait_queues::{
 use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;
-use crate::engine::lease::Granting;
+use crate::engine::grant::Granting;
 use crate::engine::newcomer::Newcomer;
 use crate::moment::Moment;
 use crate::name::LockName;

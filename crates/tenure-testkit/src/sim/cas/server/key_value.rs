@@ -1,7 +1,9 @@
 //! The requests of a client to a server with compare-and-swap of one key.
 
 use futures_util::stream::{BoxStream, StreamExt, unfold};
-use tenure::internals::store::cas::{KeyEntry, KeyName, KeyValueServer, KeyWrite, KeyWritten, key_values};
+use tenure::internals::store::cas::{
+    KeyEntry, KeyName, KeyPage, KeyValueServer, KeyWrite, KeyWritten, key_values,
+};
 
 use super::*;
 
@@ -45,7 +47,7 @@ impl KeyValueServer for Server {
         .boxed()
     }
 
-    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<(Vec<(LockName, KeyEntry)>, Option<Cursor>)> {
+    fn list(&self, prefix: &str, _from: Cursor) -> StoreFuture<KeyPage> {
         let prefix = prefix.to_owned();
         self.ask("list", move |_, state| {
             let keys = state.keys.iter().filter(|(name, _)| name.as_str().starts_with(&prefix));

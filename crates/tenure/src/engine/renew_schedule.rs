@@ -5,7 +5,7 @@ use std::sync::{Arc, MutexGuard};
 
 use tokio::sync::Notify;
 
-use super::lease::Lease;
+use super::grant::Lease;
 use crate::moment::Moment;
 use crate::sync::Locked;
 
