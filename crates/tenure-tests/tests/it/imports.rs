@@ -418,11 +418,11 @@ fn each_type_of_the_library_has_a_name_of_its_own() {
     assert!(twice.is_empty(), "{twice:#?}");
 }
 
-/// The library is one crate with its core here. Stores share names with each other, because a file of one is the
+/// The library and its core count as one crate. Stores share names with each other, because a file of one is the
 /// counterpart of that in another.
 #[test]
 fn each_file_of_the_library_has_a_name_of_its_own() {
-    // Roots and errors, and what a kind of lock is in the core, what it is to its users.
+    // Roots and errors; and of a kind of lock, the machine in the core and its public handle.
     const SHARED: [&str; 5] = ["error.rs", "lib.rs", "mod.rs", "mutex.rs", "reentrant.rs"];
     // The two files without scripts: of a connection, and of its requests.
     const OF_A_STORE: [&str; 1] = ["scriptless.rs"];
