@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
+#[cfg(tenure_planted)]
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
