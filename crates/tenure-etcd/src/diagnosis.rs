@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use futures_util::future::FutureExt;
-
 use super::cluster::EtcdCluster;
 use super::url::EtcdTarget;
 use super::wire::{Empty, MemberListResponse, StatusResponse};
 use tenure_core::error::Result;
-use tenure_core::rows::diagnose;
-use tenure_core::store::Failure;
+use tenure_core::store::{BareThread, Failure};
 
 /// Version and members of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,7 +29,7 @@ pub struct EtcdDiagnosis {
 pub async fn diagnose_etcd(url: &str) -> Result<EtcdDiagnosis> {
     let target = EtcdTarget::parse(url)?;
     let shown = Arc::from(target.shown());
-    diagnose(&shown, |runtime| async move { ask(EtcdCluster::new(target, runtime)).await }.boxed()).await
+    BareThread::run(&shown, |runtime| async move { ask(EtcdCluster::new(target, runtime)).await }).await
 }
 
 async fn ask(cluster: EtcdCluster) -> std::result::Result<EtcdDiagnosis, Failure> {

@@ -1,15 +1,12 @@
 //! Server settings for `tenure doctor`.
 
-use futures_util::future::FutureExt;
-
 use super::connection::MysqlConnector;
 use super::session::RowFields;
 use super::statements::CLOCK;
 use super::url::MysqlTarget;
 use super::wire::WireError;
 use tenure_core::error::Result;
-use tenure_core::rows::diagnose;
-use tenure_core::store::Failure;
+use tenure_core::store::{BareThread, Failure};
 
 /// Version and settings of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,7 +36,7 @@ pub struct MysqlDiagnosis {
 pub async fn diagnose_mysql(url: &str) -> Result<MysqlDiagnosis> {
     let target = MysqlTarget::parse(url)?;
     let url = target.shown();
-    diagnose(&url, |runtime| async move { ask(&MysqlConnector::new(runtime, target)).await }.boxed()).await
+    BareThread::run(&url, |runtime| async move { ask(&MysqlConnector::new(runtime, target)).await }).await
 }
 
 async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {

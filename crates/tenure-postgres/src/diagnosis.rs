@@ -1,12 +1,9 @@
 //! Server settings for `tenure doctor`.
 
-use futures_util::future::FutureExt;
-
 use super::connection::PrimaryConnector;
 use super::url::PostgresTarget;
 use tenure_core::error::Result;
-use tenure_core::rows::diagnose;
-use tenure_core::store::Failure;
+use tenure_core::store::{BareThread, Failure};
 
 /// Version and settings of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +35,7 @@ impl Diagnosis {
 pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
     let target = PostgresTarget::parse(url)?;
     let url = target.shown();
-    diagnose(&url, |runtime| async move { ask(&PrimaryConnector::new(runtime, target)).await }.boxed()).await
+    BareThread::run(&url, |runtime| async move { ask(&PrimaryConnector::new(runtime, target)).await }).await
 }
 
 async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {

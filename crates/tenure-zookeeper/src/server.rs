@@ -29,9 +29,8 @@ use tenure_core::cas::{
 use tenure_core::error::Result;
 use tenure_core::name::LockName;
 use tenure_core::net::{Address, by};
-use tenure_core::rows::diagnose;
 use tenure_core::runtime::Runtime;
-use tenure_core::store::{Cursor, Failure, StoreFuture};
+use tenure_core::store::{BareThread, Cursor, Failure, StoreFuture};
 use tenure_core::sync::Locked;
 
 /// Extra session timeout beyond the life of a handle. A server forwards its clients' pings to the leader
@@ -610,8 +609,7 @@ pub async fn diagnose_zookeeper(url: &str) -> Vec<ZooKeeperDiagnosis> {
 pub async fn zookeeper_clients(url: &str) -> Result<Vec<String>> {
     let target = ZooKeeperTarget::parse(url)?;
     let shown = Arc::from(target.shown());
-    let asked = |runtime| async move { Ensemble::new(target, runtime).markers().await }.boxed();
-    diagnose(&shown, asked).await
+    BareThread::run(&shown, |runtime| async move { Ensemble::new(target, runtime).markers().await }).await
 }
 
 impl Backend for Ensemble {

@@ -92,6 +92,7 @@ impl CasClient {
     /// The handle for the hold or place of this request, kept alive for long enough.
     pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
         match op.verb {
+            // A place lasts for as long as its waiter waits, which may be longer than the lease.
             Verb::Acquire { ttl_ms, wait_ms, bind, .. } => {
                 let need = Duration::from_millis(ttl_ms.max(wait_ms.unwrap_or(0)));
                 self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
@@ -118,6 +119,7 @@ impl CasClient {
                 let ttl = Duration::from_millis(ttl_ms);
                 let key = (op.owner.clone(), table_hold(op, hold));
                 let handle = self.table.lock().hold(&op.name, &key).map(|hold| hold.handle);
+                // A hold of which this process knows nothing, or whose handle has ended: the machine decides.
                 let Some(handle) = handle else { return Ok(None) };
                 let Some(known) = self.lease_of(handle) else { return Ok(None) };
                 let is_long = known.life >= life(ttl) || planted(Bug::CasShortLeaseUnderHold);
@@ -127,6 +129,7 @@ impl CasClient {
                 };
                 Ok(Some(Bind::to(&lease, ttl)))
             }
+            // Each handle of these places is kept alive, once.
             Verb::Refresh { ref owners, wait_ms, .. } => {
                 let wait = Duration::from_millis(wait_ms);
                 let lives: Vec<Duration> = {

@@ -402,10 +402,12 @@ impl CasClient {
                 }
                 let is_known = match table.others.get(&handle) {
                     Some(Some(at)) => now.since(*at) < FRESH && opened.is_none_or(|opened| *at > opened),
+                    // The server has said so before, and a handle never lives again.
                     Some(None) => {
                         is_any_gone = true;
                         true
                     }
+                    // Never asked about.
                     None => false,
                 };
                 if !is_known {

@@ -79,6 +79,7 @@ impl CasClient {
                     hold.looked = None;
                     let lasts = match place {
                         Place::Gone => continue,
+                        // It has expired here, and must not be revived.
                         _ if hold.end_ms < now_ms => {
                             is_any_over = true;
                             continue;
@@ -91,6 +92,7 @@ impl CasClient {
                 }
                 return is_any_over.then_some(0);
             }
+            // Nothing is granted or extended.
             _ => return None,
         };
         let bind = bind?;

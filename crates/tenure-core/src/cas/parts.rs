@@ -164,6 +164,7 @@ impl LockSnapshot {
         };
         let (mut head, mut changes) = (last.saturating_sub(base).to_string(), Vec::new());
         for Stretch { part, places, is_made, is_moved } in stretches {
+            // An unread part stays as it is.
             let Some(places) = places else {
                 head = format!("{head} {}", part.word(base));
                 continue;
@@ -174,6 +175,7 @@ impl LockSnapshot {
             if was_there && (is_moved || places.is_empty()) {
                 changes.push(removal(&part, base));
             }
+            // Nobody is left in it.
             let Some(first) = first.filter(|_| !places.is_empty()) else { continue };
             let is_same = was_there && !is_moved && {
                 let was = before.bindings.range(before.range_of(&part));
@@ -234,12 +236,16 @@ fn divided(
     for (number, _) in queue.waiting() {
         let at = parts.partition_point(|part| part.first <= number);
         match at.checked_sub(1).and_then(|at| stretches[at].places.as_mut()) {
+            // It has come with this request.
             _ if number > before.last => newcomers.push(number),
+            // It stands in a part that was read.
             Some(places) => places.push(number),
+            // It stands in the lock itself.
             None => front.push(number),
         }
     }
     let mut behind = match stretches.back_mut() {
+        // Newcomers fill the last part, if it was read.
         Some(last) => {
             let places = last.places.as_mut();
             let fit = places.as_ref().map_or(0, |places| sizes.part.saturating_sub(places.len()));
@@ -249,6 +255,7 @@ fn divided(
             }
             behind
         }
+        // The queue is undivided so far, and stays so while it is short.
         None => {
             front.append(&mut newcomers);
             if front.len() > sizes.undivided() { front.split_off(sizes.front()) } else { Vec::new() }

@@ -248,6 +248,7 @@ async fn tell(
     loop {
         let next = match select(watch.next(), audience.over().boxed()).await {
             Either::Left((next, _)) => next,
+            // The last receiver has left.
             Either::Right(_) => return,
         };
         match next {
@@ -286,6 +287,7 @@ async fn tell(
                         Ok::<_, Failure>((watch, stored))
                     };
                     match select(again.boxed(), audience.over().boxed()).await {
+                        // The value is read after the watch began, so no change is missed.
                         Either::Left((Ok((watch, stored)), _)) => {
                             stands = stored;
                             break watch;

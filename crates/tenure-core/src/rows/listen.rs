@@ -363,10 +363,12 @@ impl NotificationHub {
             (session.heard(), runtime.now() + IDLE, runtime.now() + again);
         loop {
             let now = runtime.now();
+            // The last listener has left some time ago.
             let Some(until) = self.is_needed_until(now) else {
                 self.forget(Some(&*session)).await;
                 return true;
             };
+            // The server has no room for a second connection, and requests have none.
             if self.inbox.first.is_starved() {
                 self.forget(Some(&*session)).await;
                 return false;
@@ -376,6 +378,7 @@ impl NotificationHub {
             if is_again {
                 again_at = now + again;
             }
+            // New listeners, or marks that are about to end.
             if !keys.is_empty() {
                 if planted(Bug::RowsHeardTooSoon) {
                     self.awaited(&keys);
@@ -388,6 +391,7 @@ impl NotificationHub {
             }
             if session.heard() != count {
                 (count, alive_until) = (session.heard(), now + IDLE);
+            // Silent for long: it may be a stuck server, or only quiet.
             } else if alive_until <= now {
                 match by(runtime, now + ANSWER, session.ping()).await {
                     Some(Ok(())) => continue,
@@ -399,7 +403,9 @@ impl NotificationHub {
             let (work, message) = (select(work, starved), pin!(messages.recv()));
             match select(select(message, select(work, timer)), &mut over).await {
                 Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
+                // The connection has ended.
                 Either::Left((Either::Left((None, _)), _)) | Either::Right(_) => return false,
+                // Something is due, or listeners have come or left.
                 Either::Left((Either::Right(_), _)) => {}
             }
         }

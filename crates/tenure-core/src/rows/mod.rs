@@ -39,7 +39,7 @@ use listen::NotificationHub;
 pub use names::LockKey;
 pub use server::{
     ChangeOutcome, RecordColumns, Row, RowChange, Server, ServerConnection, SoleChange, SoleVerb,
-    StatementError, StatementResult, StatementSession, WriteOutcome, diagnose, first_usable,
+    StatementError, StatementResult, StatementSession, WriteOutcome, first_usable,
 };
 pub use sessions::{EndedSessions, ExpectedSession, SessionCheck};
 pub use state::{signed, unsigned};

@@ -12,13 +12,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::names::LockKey;
 use super::sessions::{EndedSessions, SessionCheck};
-use crate::error::Error;
 use crate::net::{Address, DialStage};
 use crate::owner::Owner;
 use crate::protocol::codec;
 use crate::protocol::record::Record;
 use crate::protocol::{ExpiringValue, LockSpec};
-use crate::runtime::{Driver, Runtime};
+use crate::runtime::Runtime;
 use crate::store::Failure;
 use crate::store::observe::Notes;
 
@@ -286,23 +285,4 @@ fn none_usable(said: &[(&Address, Failure)]) -> Failure {
     let cause = Failure::cause(text.join("; "));
     let is_refused = said.iter().all(|(_, failure)| matches!(failure, Failure::Refused(_)));
     if is_refused { Failure::Refused(cause) } else { Failure::NotSent(cause) }
-}
-
-/// Asks a server on a thread of its own, because the caller's runtime may lack I/O.
-///
-/// # Errors
-/// `is_unreachable` or `is_refused`, as the failure says.
-pub async fn diagnose<T: Send + 'static>(
-    url: &Arc<str>,
-    ask: impl FnOnce(Arc<dyn Runtime>) -> BoxFuture<'static, Result<T, Failure>>,
-) -> Result<T, Error> {
-    let driver = Driver::start().map_err(|error| Error::no_thread(url, error))?;
-    let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
-    let (tell, told) = oneshot::channel();
-    let asking = ask(Arc::clone(&runtime));
-    runtime.spawn(async move { drop(tell.send(asking.await)) }.boxed());
-    let ended = |_| Failure::NotSent(Failure::cause("the thread of this connection has ended"));
-    let diagnosis = told.await.map_err(ended).flatten();
-    driver.stop();
-    diagnosis.map_err(|failure| Error::unreached(url, failure))
 }

@@ -147,10 +147,12 @@ impl StatementWorker {
         sent.extend(since);
         lock.txn = txn;
         match change {
+            // One statement may do, if the lock is as the requests expect.
             Some(change) => {
                 lock.step = QueueStep::Fast { sent: now };
                 ready.changes[sort.index()].push(change);
             }
+            // Several requests, a shared lock, or one statement that did not do.
             None => {
                 lock.step = QueueStep::Reading { sent: now };
                 let is_record = |request: &QueuedRequest| matches!(request.ask, QueuedOp::Record(..));
@@ -172,11 +174,13 @@ impl StatementWorker {
                             let name = &change.key.name;
                             match failed.get(name) {
                                 Some(failure) => self.fail(name, failure),
+                                // Without a token, the row was not as expected.
                                 None => self.changed(&change, tokens.get(name).map(|fence| unsigned(*fence))),
                             }
                         }
                         true
                     }
+                    // All of them, or the answer was lost.
                     Err(failed) => {
                         let name = |change: &SoleChange| change.key.name.clone();
                         self.failed(failed, changes, name, |half| RowBatch::Change(sort, half))
@@ -188,6 +192,7 @@ impl StatementWorker {
                 let is_usable = !read.as_ref().is_err_and(|failed| failed.ends_connection);
                 match read {
                     Ok(rows) => self.read(names, &rows),
+                    // Nothing was written yet, so each request may be repeated.
                     Err(failed) => names.iter().for_each(|name| self.fail(name, &failed.failure)),
                 }
                 is_usable
@@ -199,7 +204,9 @@ impl StatementWorker {
                         for (LockKey { name, .. }, _) in changes {
                             match (failed.get(&name), refused.remove(&name)) {
                                 (Some(failure), _) => self.fail(&name, failure),
+                                // A waiter's session has ended, or lives again.
                                 (None, Some(ended)) => self.refused(&name, ended),
+                                // The row is written, or another client has changed it meanwhile.
                                 (None, None) => self.wrote(&name, written.contains(&name)),
                             }
                         }
@@ -214,10 +221,12 @@ impl StatementWorker {
                 match (self.plain.remove(&number), said) {
                     (Some(QueuedOp::Plain { reply, .. }), Ok(rows)) => drop(reply.send(Ok(rows))),
                     (Some(ask), Err(failed)) => ask.fail(failed.failure),
+                    // It has timed out.
                     _ => {}
                 }
                 is_usable
             }
+            // A page; without a last name, the end of the table.
             Done::Swept(Ok(last)) => {
                 self.sweeps_at = now + if last.is_some() { SWEEP_PAUSE } else { SWEEP };
                 self.swept = last.unwrap_or_default();
@@ -342,6 +351,7 @@ impl StatementWorker {
             }
             let change = match (lock.txn.ran(change.is_some()), change) {
                 (Verdict::Write, Some(change)) => change,
+                // Nothing changes, and the answer is final.
                 (Verdict::Answer, _) => {
                     self.answered(&name, said);
                     continue;

@@ -252,6 +252,7 @@ impl StatementWorker {
             };
             if let Some(name) = name {
                 let Some(lock) = self.locks.get_mut(&name) else { continue };
+                // Not sent: it waits for those before it, or for a connection.
                 if let Some(at) = lock.queue.iter().position(|request| request.number == number) {
                     if let Some(request) = lock.queue.remove(at) {
                         request.ask.fail(unsent());
@@ -272,6 +273,7 @@ impl StatementWorker {
                     self.locks.remove(&name);
                     self.ready.remove(&name);
                 }
+            // Sent, but not about one lock.
             } else if let Some(ask) = self.plain.remove(&number) {
                 ask.fail(Failure::Unknown(late()));
             } else if let Some(at) = self.waiting.iter().position(|request| request.number == number)
@@ -287,7 +289,9 @@ impl StatementWorker {
             }
         }
         match (self.doubt, session) {
+            // Something came since the doubt began.
             (Some((_, heard)), Some(session)) if session.heard() != heard => self.doubt = None,
+            // Silent: dead once the doubt is old enough.
             (Some((at, _)), Some(_)) => return at <= now,
             _ => {}
         }

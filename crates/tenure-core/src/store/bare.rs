@@ -36,6 +36,22 @@ pub enum BareStep {
 pub struct BareThread(Arc<Driver>);
 
 impl BareThread {
+    /// Asks a server on a thread of its own, because the caller's runtime may lack I/O.
+    ///
+    /// # Errors
+    /// Those of [`start`](Self::start) and of the work.
+    pub async fn run<T: Send + 'static, W>(
+        url: &Arc<str>,
+        work: impl FnOnce(Arc<dyn Runtime>) -> W,
+    ) -> Result<T>
+    where
+        W: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
+    {
+        let thread = Self::start(url)?;
+        let work = work(thread.runtime());
+        thread.open(url, work).await
+    }
+
     /// Starts the thread.
     ///
     /// # Errors

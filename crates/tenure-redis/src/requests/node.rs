@@ -84,6 +84,7 @@ impl Node {
     /// costs as much as everything else this function does.
     pub(crate) async fn ask(&self, routed: &RoutedRequest<'_>) -> Result<Answer, Failure> {
         let RoutedRequest { op, pipeline, context, .. } = *routed;
+        // This connection has met a server that forbids scripts.
         if let Some(plain) = pipeline.plain.get() {
             return plain.ask(&self.exclusive, routed).boxed().await;
         }
@@ -101,12 +102,16 @@ impl Node {
                 }
                 return Ok(Answer::Released { left: 0 });
             }
+            // Its commands ended with the script, whose reply this is.
             Ok(PairOutcome::Said(reading)) => Ok(reading),
+            // The commands may have taken the lock without a token that counts.
             Ok(PairOutcome::Undecided { may_hold: true }) => settled(routed).boxed().await,
+            // No pair, or the commands changed nothing.
             Ok(PairOutcome::Undecided { may_hold: false }) => self.by_script(routed).await,
             Err(failure) => Err(failure),
         };
         let reading = match reading {
+            // The first script on this connection was refused.
             Err(failure) if failure::forbids_scripts(&failure) => {
                 let plain = Scriptless::look(pipeline, failure, routed.deadline).boxed().await?;
                 return plain.ask(&self.exclusive, routed).boxed().await;

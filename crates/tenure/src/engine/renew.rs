@@ -241,6 +241,7 @@ impl RenewerTask {
                     if exceeds_burst(&self.engine, lease, early_ones) {
                         break;
                     }
+                    // Its time is over; or it is due, or nearly so and joins the others.
                     if now >= lease.lost_at() {
                         lost.push(Arc::clone(lease));
                     } else if *at < lease.lost_at() && *at <= now + early(lease, *at) {
@@ -251,6 +252,7 @@ impl RenewerTask {
                     schedule.take(lease);
                     let is_doubtful = lease.state().take_doubt(now);
                     let listen_at = lease.state().listen_at(lease);
+                    // A subscription that failed is tried again, with or without a renewal.
                     if listen_at.is_some_and(|at| at <= now) {
                         lease.set_hearing(Hearing::Again);
                         listening.push(Arc::clone(lease));
@@ -369,7 +371,9 @@ impl RenewerTask {
         }
         let next = match &answer {
             Ok(answer) => match lease.refusal(answer) {
+                // It was detached or released meanwhile, perhaps; the deadline decides.
                 Some(_) if lease.may_have_ended() && !planted(Bug::DetachedTakenForLost) => lease.lost_at(),
+                // The store says that somebody else holds the lock, or nobody.
                 Some(loss) if !planted(Bug::RefusalIgnored) => return lease.lose(&self.engine, &loss),
                 refusal => {
                     if renews && refusal.is_none() {
@@ -381,6 +385,7 @@ impl RenewerTask {
                     self.engine.renewer.schedule().first_due(&lease, Lease::spread, &self.engine)
                 }
             },
+            // No answer: the lease may have been extended, but does not count as extended.
             Err(_) => {
                 if planted(Bug::FailedRenewalExtends) {
                     lease.renewed(sent, now, ttl);
