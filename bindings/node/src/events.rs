@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, Once, Weak};
 
 use napi_derive::napi;
-use tenure::bindings::{Report, log};
+use tenure::bindings::{Report, event_log};
 
 use crate::channel::Thread;
 use crate::engine::lock;
@@ -12,7 +12,7 @@ use crate::value::Value;
 
 static LISTENER: Mutex<Weak<Thread>> = Mutex::new(Weak::new());
 
-fn tell(event: log::LogEvent) {
+fn tell(event: event_log::LogEvent) {
     let listener = lock(&LISTENER).upgrade();
     let Some(thread) = listener.filter(|thread| !thread.is_over()) else { return };
     let level = event.level.as_str().to_ascii_lowercase();
@@ -29,7 +29,7 @@ pub fn listen(thread: &Arc<Thread>) {
         *listener = Arc::downgrade(thread);
     }
     drop(listener);
-    INSTALL.call_once(|| log::listen(tell));
+    INSTALL.call_once(|| event_log::listen(tell));
 }
 
 /// Sets the least severe level of the events that are delivered; `off` for none.
@@ -37,6 +37,6 @@ pub fn listen(thread: &Arc<Thread>) {
 pub fn set_log_level(level: String) -> Result<()> {
     let known = || invalid(format!("level: got {level:?}, expected off, error, warn, info, debug or trace"));
     let level = if level == "off" { None } else { Some(level.parse().map_err(|_| known())?) };
-    log::set_level(level);
+    event_log::set_level(level);
     Ok(())
 }

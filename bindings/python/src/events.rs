@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tenure::bindings::log::{self, Level, LogEvent};
+use tenure::bindings::event_log::{self, Level, LogEvent};
 
 use crate::process::Process;
 
@@ -31,9 +31,9 @@ fn emit(event: LogEvent) {
 /// Sets the minimum level of the events that are delivered, as a number of `logging`.
 #[pyfunction]
 pub fn set_log_level(level: u8) {
-    log::set_level(LEVELS.iter().rev().find(|(_, number)| *number >= level).map(|(level, _)| *level));
+    event_log::set_level(LEVELS.iter().rev().find(|(_, number)| *number >= level).map(|(level, _)| *level));
 }
 
 pub fn install() {
-    log::listen(emit);
+    event_log::listen(emit);
 }

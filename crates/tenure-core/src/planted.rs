@@ -137,7 +137,7 @@ bugs! {
     CasNoBarrier,
     /// A marker that was written again counts as unchanged.
     CasOneKeyRenewalUnseen,
-    /// Holds bound to a handle that no longer exists count as alive.
+    /// Holds bound to a session that no longer exists count as alive.
     CasDeathIgnored,
     /// A write conflict is answered as a busy lock.
     CasConflictIsBusy,
@@ -147,8 +147,8 @@ bugs! {
     CasUncompared,
     /// The part of the queue that was read is treated as the whole queue.
     CasFrontIsAll,
-    /// The liveness check asks about a different handle.
-    CasHandleOfAnother,
+    /// The liveness check asks about a different session.
+    CasSessionOfAnother,
     /// An answer extends an expired hold, which another request of this client may be removing.
     CasLapsedConfirmed,
     /// The acquisition of a hold that has expired, and not been removed yet, is confirmed by no write.
@@ -159,29 +159,29 @@ bugs! {
     CasExpiredTakesDetached,
     /// Places that asked for different times are refreshed together for the longest.
     CasPlacesExtended,
-    /// A hold is moved from a handle that is gone, though it has expired.
+    /// A hold is moved from a session that is gone, though it has expired.
     CasExpiredMoved,
     /// A hold whose detach got no answer is kept for no longer than a place.
     CasDetachedIsPlace,
     /// A holder that died just before a watch opened counts as alive, because it was when last seen.
     CasDeathBeforeWatch,
-    /// An answer from before the end of a handle hides that it is gone.
+    /// An answer from before the end of a session hides that it is gone.
     CasGoneRevived,
-    /// A client's own handle counts as alive although the client did not keep it alive in time.
-    CasOwnHandleTrusted,
+    /// A client's own session counts as alive although the client did not keep it alive in time.
+    CasOwnSessionTrusted,
     /// Waiters do not learn that a reentrant mutex went from a dead owner to another in one write.
     CasNewOwnerUntold,
     /// A renewal waits for a request of another task, whose answer may be lost.
     CasKeepAwaited,
     /// A free lock loses its key although its numbers are ahead of its versions.
     CasCountForgotten,
-    /// A place is taken for kept although its handle was not.
+    /// A place is taken for kept although its session was not.
     CasPlaceUnproven,
     /// Places of other clients count as expired.
     CasLivingPassed,
-    /// A hold that was granted to a waiter is renewed by the short handle of its place.
+    /// A hold that was granted to a waiter is renewed by the short session of its place.
     CasShortLeaseUnderHold,
-    /// A granted place counts as removed while its hold moves to another handle.
+    /// A granted place counts as removed while its hold moves to another session.
     CasMovingHoldRemoved,
     /// A new PostgreSQL connection is used without first terminating the previous one on the server.
     RowsBeforeNotEnded,

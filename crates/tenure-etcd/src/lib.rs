@@ -1,4 +1,4 @@
-//! Locks on etcd: a key for each lock, with etcd leases as handles.
+//! Locks on etcd: a key for each lock, with etcd leases as sessions.
 //!
 //! ```text
 //! PREFIX/lock/NAME     the lock; absent while it is free

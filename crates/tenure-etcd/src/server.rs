@@ -19,7 +19,7 @@ use super::wire::{
 };
 use tenure_core::CLIENT;
 use tenure_core::cas::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stamp, Stored, Swap, ValueChange,
+    Backend, Committed, Listed, ListedRecords, LockWatch, Session, Stamp, Stored, Swap, ValueChange,
     WatchNotice, Watched,
 };
 use tenure_core::name::LockName;
@@ -53,8 +53,8 @@ impl EtcdCluster {
         self.key("line", &format!("{}/{id}", name.as_str()))
     }
 
-    fn marker(&self, handle: Handle) -> Vec<u8> {
-        self.key("lease", &format!("{handle:x}"))
+    fn marker(&self, session: Session) -> Vec<u8> {
+        self.key("lease", &format!("{session:x}"))
     }
 
     /// What the markers say: the versions of the clients.
@@ -77,8 +77,8 @@ impl EtcdCluster {
         self.ask(txn, "/etcdserverpb.KV/Txn").await
     }
 
-    fn is_marker(&self, handle: Handle, with: Option<u64>) -> Compare {
-        let key = self.marker(handle);
+    fn is_marker(&self, session: Session, with: Option<u64>) -> Compare {
+        let key = self.marker(session);
         match with {
             Some(version) => {
                 let with = Some(TargetUnion::Mod(version as i64));
@@ -92,11 +92,11 @@ impl EtcdCluster {
     }
 
     /// Writes a marker if it exists; without the check, a missing lease would fail the whole transaction.
-    fn write_marker(&self, handle: Handle) -> RequestOp {
-        let key = self.marker(handle);
+    fn write_marker(&self, session: Session) -> RequestOp {
+        let key = self.marker(session);
         let put = PutRequest { key, ignore_value: true, ignore_lease: true, ..PutRequest::default() };
         let txn = TxnRequest {
-            compare: vec![self.is_marker(handle, None)],
+            compare: vec![self.is_marker(session, None)],
             success: vec![OpRequest::Put(put).into()],
             failure: Vec::new(),
         };
@@ -105,7 +105,7 @@ impl EtcdCluster {
 
     async fn commit(self, change: Swap) -> Result<Committed, Failure> {
         let key = self.lock_key(&change.name);
-        let (handle, marker) = change.guard;
+        let (session, marker) = change.guard;
         let stands = match change.seen {
             None => Compare {
                 is: CompareResult::Equal as i32,
@@ -129,9 +129,9 @@ impl EtcdCluster {
         let read = |key| RequestOp::from(OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }));
         success.extend(change.reads_record.then(|| read(self.record_key(&change.name))));
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
-        let mut compare = vec![self.is_marker(handle, Some(marker)), stands];
-        compare.extend(change.moved_from.iter().map(|handle| self.is_marker(*handle, None)));
-        let failure = vec![read(key), read(self.marker(handle))];
+        let mut compare = vec![self.is_marker(session, Some(marker)), stands];
+        compare.extend(change.moved_from.iter().map(|session| self.is_marker(*session, None)));
+        let failure = vec![read(key), read(self.marker(session))];
         let mut done = self.txn(TxnRequest { compare, success, failure }).await?;
         if done.succeeded {
             let version = done.header.unwrap_or_default().revision as u64;
@@ -179,7 +179,7 @@ impl EtcdCluster {
         Ok(parts)
     }
 
-    async fn open(self, life: Duration) -> Result<(Handle, u64), Failure> {
+    async fn open(self, life: Duration) -> Result<(Session, u64), Failure> {
         let ttl = life.as_secs() as i64;
         let granted: LeaseGrantResponse =
             self.ask(LeaseGrantRequest { ttl }, "/etcdserverpb.Lease/LeaseGrant").await?;
@@ -187,9 +187,9 @@ impl EtcdCluster {
             let what = format!("etcd's longest lease is {} seconds, got {ttl}", granted.ttl);
             return Err(Failure::impossible(what));
         }
-        let handle = granted.id as u64;
+        let session = granted.id as u64;
         let put = PutRequest {
-            key: self.marker(handle),
+            key: self.marker(session),
             value: CLIENT.into(),
             lease: granted.id,
             ..PutRequest::default()
@@ -200,13 +200,13 @@ impl EtcdCluster {
             failure: Vec::new(),
         };
         let done = self.txn(txn).await?;
-        Ok((handle, done.header.unwrap_or_default().revision as u64))
+        Ok((session, done.header.unwrap_or_default().revision as u64))
     }
 
     /// False if the lease is gone.
-    async fn touch(self, handle: Handle) -> Result<bool, Failure> {
+    async fn touch(self, session: Session) -> Result<bool, Failure> {
         let connection = self.connection().await?;
-        let request = self.signed(stream::iter([LeaseId { id: handle as i64 }]), &connection).await?;
+        let request = self.signed(stream::iter([LeaseId { id: session as i64 }]), &connection).await?;
         let answers = streaming(&connection, request, "/etcdserverpb.Lease/LeaseKeepAlive").await;
         let failed = |status| self.failure(&status, &connection);
         let mut answers: Streaming<LeaseKeepAliveResponse> = answers.map_err(failed)?;
@@ -217,19 +217,19 @@ impl EtcdCluster {
         Ok(kept.ttl > 0)
     }
 
-    async fn keep(self, handle: Handle) -> Result<Option<u64>, Failure> {
-        if !self.clone().touch(handle).await? {
+    async fn keep(self, session: Session) -> Result<Option<u64>, Failure> {
+        if !self.clone().touch(session).await? {
             return Ok(None);
         }
-        let range = RangeRequest { key: self.marker(handle), ..RangeRequest::default() };
+        let range = RangeRequest { key: self.marker(session), ..RangeRequest::default() };
         let found: RangeResponse = self.ask(range, "/etcdserverpb.KV/Range").await?;
         Ok(found.kvs.first().map(|marker| marker.mod_revision as u64))
     }
 
-    async fn bump(self, handles: Vec<Handle>) -> Result<Vec<Option<u64>>, Failure> {
+    async fn bump(self, sessions: Vec<Session>) -> Result<Vec<Option<u64>>, Failure> {
         let mut versions = Vec::new();
-        for part in handles.chunks(STEPS) {
-            let success = part.iter().map(|handle| self.write_marker(*handle)).collect();
+        for part in sessions.chunks(STEPS) {
+            let success = part.iter().map(|session| self.write_marker(*session)).collect();
             let done = self.txn(TxnRequest { success, ..TxnRequest::default() }).await?;
             let version = done.header.unwrap_or_default().revision as u64;
             versions.extend(done.responses.into_iter().map(|step| match step.what {
@@ -240,12 +240,12 @@ impl EtcdCluster {
         Ok(versions)
     }
 
-    async fn living(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
+    async fn living(self, sessions: Vec<Session>) -> Result<Vec<bool>, Failure> {
         let mut living = Vec::new();
-        for part in handles.chunks(STEPS) {
-            let read = |handle: &Handle| {
+        for part in sessions.chunks(STEPS) {
+            let read = |session: &Session| {
                 OpRequest::Range(RangeRequest {
-                    key: self.marker(*handle),
+                    key: self.marker(*session),
                     keys_only: true,
                     ..RangeRequest::default()
                 })
@@ -260,12 +260,12 @@ impl EtcdCluster {
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let connection = self.connection().await?;
-        let handles = self.key("lease", "");
+        let sessions = self.key("lease", "");
         let of = |key| WatchCreateRequest { key, ..WatchCreateRequest::default() };
         let ranges = match what {
             Watched::Lock => vec![
                 of(self.lock_key(&name)),
-                WatchCreateRequest { key: handles.clone(), range_end: after(&handles), filters: vec![0] },
+                WatchCreateRequest { key: sessions.clone(), range_end: after(&sessions), filters: vec![0] },
             ],
             Watched::Record => vec![of(self.record_key(&name))],
         };
@@ -275,7 +275,7 @@ impl EtcdCluster {
         let request = self.led(asked, &connection).await?;
         let answers = streaming(&connection, request, "/etcdserverpb.Watch/Watch").await;
         let answers = answers.map_err(|status| self.failure(&status, &connection))?;
-        let mut watching = EtcdWatch { server: self, connection, answers, handles, events: Vec::new() };
+        let mut watching = EtcdWatch { server: self, connection, answers, sessions, events: Vec::new() };
         let mut created = 0;
         while created < count {
             let watched = watching.hear().await?;
@@ -401,7 +401,7 @@ struct EtcdWatch {
     connection: Arc<EtcdConnection>,
     answers: Streaming<WatchResponse>,
     /// The common prefix of the markers' keys.
-    handles: Vec<u8>,
+    sessions: Vec<u8>,
     /// Pending events, oldest last.
     events: Vec<WatchEvent>,
 }
@@ -423,9 +423,9 @@ impl EtcdWatch {
 
     fn seen(&self, event: WatchEvent) -> Option<Result<WatchNotice, Failure>> {
         let kv = event.kv?;
-        if let Some(handle) = kv.key.strip_prefix(self.handles.as_slice()) {
-            let handle = std::str::from_utf8(handle).ok()?;
-            return Some(Ok(WatchNotice::Gone(Handle::from_str_radix(handle, 16).ok()?)));
+        if let Some(session) = kv.key.strip_prefix(self.sessions.as_slice()) {
+            let session = std::str::from_utf8(session).ok()?;
+            return Some(Ok(WatchNotice::Gone(Session::from_str_radix(session, 16).ok()?)));
         }
         match event.kind {
             0 => Some(stored(kv).map(|stored| WatchNotice::Lock(Some(stored)))),
@@ -470,33 +470,33 @@ impl Backend for EtcdCluster {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration, _is_kept: bool) -> StoreFuture<(Handle, u64)> {
+    fn open(&self, life: Duration, _is_kept: bool) -> StoreFuture<(Session, u64)> {
         Self::open(self.clone(), life).boxed()
     }
 
-    fn keep(&self, handle: Handle, _seen: u64) -> StoreFuture<Option<u64>> {
-        Self::keep(self.clone(), handle).boxed()
+    fn keep(&self, session: Session, _seen: u64) -> StoreFuture<Option<u64>> {
+        Self::keep(self.clone(), session).boxed()
     }
 
-    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
-        Self::touch(self.clone(), handle).boxed()
+    fn touch(&self, session: Session) -> StoreFuture<bool> {
+        Self::touch(self.clone(), session).boxed()
     }
 
-    fn close(&self, handle: Handle) -> StoreFuture<()> {
+    fn close(&self, session: Session) -> StoreFuture<()> {
         let server = self.clone();
         async move {
-            let revoke = LeaseId { id: handle as i64 };
+            let revoke = LeaseId { id: session as i64 };
             server.ask::<LeaseId, Empty>(revoke, "/etcdserverpb.Lease/LeaseRevoke").await.map(drop)
         }
         .boxed()
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
-        Self::bump(self.clone(), handles).boxed()
+    fn bump(&self, sessions: Vec<Session>) -> StoreFuture<Vec<Option<u64>>> {
+        Self::bump(self.clone(), sessions).boxed()
     }
 
-    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
-        Self::living(self.clone(), handles).boxed()
+    fn living(&self, sessions: Vec<Session>) -> StoreFuture<Vec<bool>> {
+        Self::living(self.clone(), sessions).boxed()
     }
 
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use tokio::sync::{mpsc, oneshot};
 
-use super::failure::UNKNOWN_THREAD;
+use super::failure::{COLUMN_EXISTS, UNKNOWN_THREAD};
 use super::login::{LoginRequest, log_in};
 use super::session::{MysqlSession, RowFields, StatementJob};
 use super::statements::{self, hex};
@@ -160,8 +160,8 @@ impl MysqlConnector {
     ) -> Result<(usize, bool, bool), Failure> {
         let ask = format!(
             "SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
-                @@max_allowed_packet, @@innodb_rollback_on_timeout, (SELECT COUNT(*) FROM information_schema.tables
-                    WHERE table_schema = DATABASE() AND table_name = 'tenure_lock'),
+                @@max_allowed_packet, @@innodb_rollback_on_timeout, (SELECT COUNT(*) FROM information_schema.columns
+                    WHERE table_schema = DATABASE() AND table_name = 'tenure_lock' AND column_name IN ('name', 'batch')),
                 GET_LOCK({}, 0)",
             hex(label)
         );
@@ -200,10 +200,18 @@ impl MysqlConnector {
         if let Some(before) = before {
             self.end(wire, before).await?;
         }
-        if row.number(7) == Some(0) {
-            for sql in [statements::table(), statements::LOWEST.to_owned()] {
-                wire.run(&sql).await.map_err(WireError::tables)?;
+        match row.number(7) {
+            Some(0) => {
+                for sql in [statements::table(), statements::LOWEST.to_owned()] {
+                    wire.run(&sql).await.map_err(WireError::tables)?;
+                }
             }
+            Some(1) => match wire.run(statements::BATCH).await {
+                // Another client was faster.
+                Err(WireError::Server(error)) if error.code == COLUMN_EXISTS => {}
+                added => drop(added.map_err(WireError::column)?),
+            },
+            _ => {}
         }
         let longest = row.number(5).and_then(|bytes| bytes.try_into().ok()).unwrap_or(LONGEST).min(LONGEST);
         Ok((longest, row.number(6) != Some(0), is_mariadb))

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tenure_core::net::failure_of;
 use tenure_core::store::Failure;
 
-use super::statements::tables;
+use super::statements::{BATCH, tables};
 use super::wire::{ReportedError, WireError};
 
 // Codes of the errors that mean something to a store. Only MariaDB reports 1927, and only MySQL 3169, 3572 and
@@ -38,6 +38,7 @@ const AT_COMMIT: u16 = 1180;
 const OF_PROXY: std::ops::Range<u16> = 2000..3000;
 /// The connection to terminate is another user's.
 const NOT_OWNER: u16 = 1095;
+pub(super) const COLUMN_EXISTS: u16 = 1060;
 /// A connection to terminate does not exist any more.
 pub(super) const UNKNOWN_THREAD: u16 = 1094;
 const LOGIN: [u16; 2] = [1045, 1698];
@@ -121,6 +122,19 @@ impl WireError {
                      can create it with: {}",
                     error.message,
                     tables()
+                )))
+            }
+            error => error.failure(false),
+        }
+    }
+
+    /// The failure of adding a column to a table of an earlier version.
+    pub(super) fn column(self) -> Failure {
+        match self {
+            Self::Server(error) if NO_RIGHTS.contains(&error.code) => {
+                Failure::Refused(Failure::cause(format!(
+                    "table tenure_lock lacks a column, and this user may not add it ({}); its owner can: {BATCH}",
+                    error.message
                 )))
             }
             error => error.failure(false),

@@ -93,8 +93,8 @@ impl MysqlSession {
     }
 
     /// Changes rows by one statement, in the order of their names. Rows that another transaction has are left as they
-    /// are.
-    async fn change_together(&self, changes: &[SoleChange]) -> Result<ChangeOutcome, StatementError> {
+    /// are. `None` if others keep coming: nothing has changed then.
+    async fn change_together(&self, changes: &[SoleChange]) -> Result<Option<ChangeOutcome>, StatementError> {
         let mut changes: Vec<&SoleChange> = changes.iter().collect();
         changes.sort_unstable_by_key(|change| &change.key.name);
         // Again where another transaction has one of the rows, without those that are locked then.
@@ -103,7 +103,7 @@ impl MysqlSession {
             let locked = self.locked(&names).await?;
             changes.retain(|change| !locked.contains(&change.key.name));
             if changes.is_empty() {
-                break;
+                return Ok(Some(ChangeOutcome::default()));
             }
             let all = statements::change_all(&changes, self.batch.fetch_add(1, Ordering::Relaxed));
             let mut replies = self.transaction(all.into()).await?.into_iter();
@@ -124,9 +124,9 @@ impl MysqlSession {
             let tokens: BTreeMap<String, i64> = changed.rows.iter().map(token).collect();
             let known = |name| tokens.contains_key(name).then_some(false);
             self.remember(changes.iter().map(|change| (&*change.key.name, known(&change.key.name))));
-            return Ok(ChangeOutcome { tokens, ..ChangeOutcome::default() });
+            return Ok(Some(ChangeOutcome { tokens, ..ChangeOutcome::default() }));
         }
-        Ok(ChangeOutcome::default())
+        Ok(None)
     }
 
     /// Remembers that rows exist, and whether another transaction has them, or forgets them.
@@ -156,7 +156,15 @@ impl MysqlSession {
         if self.around.is_some() {
             drop((replies.remove(0), replies.pop()));
         }
-        replies.remove(0).map_err(|error| failed(error, true))?;
+        if let Err(error) = replies.remove(0) {
+            let may_have_run = replies.iter().any(Result::is_ok);
+            let StatementError { mut failure, ends_connection } = failed(error, true);
+            // Without a transaction, each of the others was one of its own.
+            if may_have_run {
+                failure = Failure::Unknown(Failure::cause(failure.to_string()));
+            }
+            return Err(StatementError { failure, ends_connection });
+        }
         let committed = replies.pop().unwrap_or_else(|| Ok(StatementReply::default()));
         committed.map_err(|error| failed(error, true))?;
         Ok(replies)
@@ -219,8 +227,11 @@ impl StatementSession for MysqlSession {
 
     fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
-            if changes.len() > 1 {
-                return self.change_together(changes).await;
+            if changes.len() > 1
+                && changes.iter().all(statements::is_short)
+                && let Some(outcome) = self.change_together(changes).await?
+            {
+                return Ok(outcome);
             }
             let sql = |change: &'a SoleChange| {
                 let name = &*change.key.name;

@@ -11,6 +11,8 @@ use tenure_core::rows::{LockKey, RowChange, SoleChange, SoleVerb, signed};
 const TABLE: &str = include_str!("tables.sql");
 /// The row with an empty name, which keeps the greatest token of the deleted rows.
 pub(super) const LOWEST: &str = "INSERT IGNORE INTO tenure_lock (name) VALUES (X'')";
+/// For a table of a version before 0.1.0.
+pub(super) const BATCH: &str = "ALTER TABLE tenure_lock ADD COLUMN batch bigint NOT NULL DEFAULT 0";
 /// Checks a hold in.
 const CHECK: &str = include_str!("check.sql");
 
@@ -55,16 +57,20 @@ UPDATE tenure_lock SET ends = GREATEST(ends, {clock} DIV 1000 + {ttl}), value = 
 
 /// Changes several rows by one statement, which is cheaper than one for each, and marks those that it changes with
 /// the number of the batch. `held` is the value that a row must have; without one, the lock must be free. `made` is its
-/// new value, `NULL` for a release. A row that a sweep deletes meanwhile comes back as a free one. The assignments see
-/// those before them.
+/// new value, `NULL` for a release. Rows that cannot be changed are left out by a read, which locks none; those that
+/// are locked decide. One that a sweep deletes meanwhile comes back as a free one. The assignments see those before
+/// them.
 const CHANGE_ALL: &str = "
-INSERT INTO tenure_lock (name, whole, kind, value, ends, fence, serial, batch)
-SELECT name, whole, IF(held IS NULL, given.kind, NULL), IF(held IS NULL, {value made|token|us DIV 1000 + ttl}, NULL),
+INSERT INTO tenure_lock (name, kind, value, ends, fence, serial, batch)
+SELECT name, IF(held IS NULL, given.kind, NULL), IF(held IS NULL, {value made|token|us DIV 1000 + ttl}, NULL),
     IF(held IS NULL, us DIV 1000 + ttl, 0), token, us, IF(held IS NULL, {batch}, 0)
 FROM ({given}) AS given
     JOIN (SELECT us, GREATEST(us, COALESCE((SELECT fence + 1 FROM tenure_lock WHERE name = X''), 0)) AS token
           FROM (SELECT {clock} AS us) AS clock) AS drawn
-WHERE held IS NULL OR EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = given.name)
+WHERE IF(held IS NULL,
+    NOT EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = given.name AND known.value IS NOT NULL),
+    EXISTS (SELECT 1 FROM tenure_lock AS known WHERE known.name = given.name AND known.kind = given.kind
+        AND known.value = {value held|known.fence|known.ends}))
 ON DUPLICATE KEY UPDATE
     batch = IF(tenure_lock.version = '{version}' AND IF(held IS NULL, tenure_lock.value IS NULL,
         tenure_lock.kind = given.kind AND tenure_lock.value = {value held|tenure_lock.fence|tenure_lock.ends}
@@ -77,7 +83,7 @@ ON DUPLICATE KEY UPDATE
     value = IF(tenure_lock.batch = {batch}, {value made|tenure_lock.fence|tenure_lock.ends}, tenure_lock.value)";
 /// The rows that it has changed.
 const CHANGED: &str = "SELECT name, fence FROM tenure_lock WHERE name IN ({names}) AND batch = {batch}";
-const GIVEN: [&str; 7] = ["name", "whole", "kind", "held", "made", "ttl", "draws"];
+const GIVEN: [&str; 6] = ["name", "kind", "held", "made", "ttl", "draws"];
 
 const PROBE: &str = "
 SELECT name FROM tenure_lock
@@ -135,13 +141,21 @@ pub(super) fn renew(change: &SoleChange) -> String {
     filled(RENEW, &sole(change))
 }
 
+/// Whether [`change_all`] may have this change: MariaDB keeps longer texts of a derived table as BLOB, and then
+/// forgets columns of a row that exists.
+pub(super) fn is_short(change: &SoleChange) -> bool {
+    const LONGEST: usize = 500;
+    let texts = [Some(change.value()), change.value_before()];
+    let is_short = |text: &String| text.len() <= LONGEST;
+    change.key.whole.is_none() && is_short(&change.key.name) && texts.iter().flatten().all(is_short)
+}
+
 /// Changes several rows by one statement, in this order, and asks which it has changed.
 pub(super) fn change_all(changes: &[&SoleChange], batch: u64) -> [String; 2] {
     let given = |(at, change): (usize, &&SoleChange)| {
         let draws = change.verb == SoleVerb::Acquire;
         let values = [
             hex(&change.key.name),
-            whole(&change.key),
             hex(change.spec.kind().as_str()),
             null((if draws { change.value_before() } else { Some(change.value()) }).map(hex)),
             null((change.verb != SoleVerb::Release).then(|| hex(change.value()))),

@@ -5,7 +5,8 @@ CREATE TABLE IF NOT EXISTS tenure_lock (
     kind varbinary(32),
     value longblob,
     ends bigint NOT NULL DEFAULT 0,
-    fence bigint NOT NULL DEFAULT 0, serial bigint NOT NULL DEFAULT 0, batch bigint NOT NULL DEFAULT 0,
+    fence bigint NOT NULL DEFAULT 0, serial bigint NOT NULL DEFAULT 0,
     record longblob,
-    record_at bigint, record_ends bigint
+    record_at bigint, record_ends bigint,
+    batch bigint NOT NULL DEFAULT 0
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC

@@ -2,7 +2,7 @@
 
 use super::messages::{ANY, Lasts, MultiOp, Rights};
 use super::nodes::{Nodes, compared, part_path};
-use tenure_core::cas::{Handle, PartChange, Stamp, Swap, ValueChange};
+use tenure_core::cas::{PartChange, Session, Stamp, Swap, ValueChange};
 
 /// A commit, with the paths and texts that its steps borrow.
 pub(super) struct CommitSteps<'a> {
@@ -23,9 +23,9 @@ pub(super) struct CommitSteps<'a> {
 }
 
 impl<'a> CommitSteps<'a> {
-    pub(super) fn new(nodes: &Nodes, change: &'a Swap, creation: (Handle, u64)) -> Self {
+    pub(super) fn new(nodes: &Nodes, change: &'a Swap, creation: (Session, u64)) -> Self {
         let (path, head) = (nodes.lock_path(&change.name), format!("{:x}-{:x}", creation.0, creation.1));
-        let markers = |handles: &[Handle]| handles.iter().map(|handle| nodes.marker(*handle)).collect();
+        let markers = |sessions: &[Session]| sessions.iter().map(|session| nodes.marker(*session)).collect();
         Self {
             rights: nodes.rights,
             marker: nodes.marker(change.guard.0),

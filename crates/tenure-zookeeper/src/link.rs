@@ -87,7 +87,7 @@ enum LinkCall {
     End,
 }
 
-/// A session. It ends when the last handle is dropped.
+/// A session. It ends when the last session is dropped.
 pub(super) struct Link {
     calls: mpsc::UnboundedSender<LinkCall>,
     shared: Arc<LinkShared>,
@@ -168,7 +168,7 @@ impl Link {
         }
     }
 
-    /// Ends the session although there are handles, and waits until its connection is closed.
+    /// Ends the session although there are sessions, and waits until its connection is closed.
     pub(super) async fn end(&self) {
         let _ = self.calls.send(LinkCall::End);
         self.calls.closed().await;
@@ -221,7 +221,7 @@ struct SessionTask {
 
 /// How a connection ended.
 enum LinkEnd {
-    /// The last handle was dropped.
+    /// The last session was dropped.
     Left,
     Cut(String),
 }
@@ -341,7 +341,7 @@ impl SessionTask {
         }
     }
 
-    /// Resumes the session on another connection; `None` if it has expired or no handle is left.
+    /// Resumes the session on another connection; `None` if it has expired or no session is left.
     async fn reconnect(&mut self) -> Option<(Wire, usize)> {
         let mut supervision = Supervision::new(Arc::clone(&self.dialer.runtime), Signals::default());
         loop {

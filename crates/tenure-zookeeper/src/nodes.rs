@@ -5,7 +5,7 @@ use super::link::LinkReply;
 use super::messages::{self, ANY, Rights, Stat, code};
 use super::path::encoded;
 use super::url::ZooKeeperTarget;
-use tenure_core::cas::{Handle, Stamp, Stored};
+use tenure_core::cas::{Session, Stamp, Stored};
 use tenure_core::name::LockName;
 use tenure_core::store::Failure;
 
@@ -44,13 +44,13 @@ impl Nodes {
         format!("{}/", self.marker_parent())
     }
 
-    pub(super) fn marker(&self, handle: Handle) -> String {
-        format!("{}{handle:x}", self.leases())
+    pub(super) fn marker(&self, session: Session) -> String {
+        format!("{}{session:x}", self.leases())
     }
 
-    /// The handle whose marker has this path.
-    pub(super) fn handle(&self, marker: &str) -> Option<Handle> {
-        Handle::from_str_radix(marker.strip_prefix(&self.leases())?, 16).ok()
+    /// The session whose marker has this path.
+    pub(super) fn session(&self, marker: &str) -> Option<Session> {
+        Session::from_str_radix(marker.strip_prefix(&self.leases())?, 16).ok()
     }
 
     /// The failure for an unexpected result code.
@@ -93,8 +93,8 @@ impl Nodes {
         let (data, stat) = messages::data(&reply.body).ok_or_else(unreadable)?;
         let read = || {
             let (creation, text) = std::str::from_utf8(data).ok()?.split_once('\n')?;
-            let (handle, count) = creation.split_once('-')?;
-            let creation = (u64::from_str_radix(handle, 16).ok()?, u64::from_str_radix(count, 16).ok()?);
+            let (session, count) = creation.split_once('-')?;
+            let creation = (u64::from_str_radix(session, 16).ok()?, u64::from_str_radix(count, 16).ok()?);
             let is_exact = format!("{:x}-{:x}", creation.0, creation.1) == data_head(data);
             is_exact.then(|| Stored { text: text.to_owned(), stamp: stamp(stat, creation) })
         };

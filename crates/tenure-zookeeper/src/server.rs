@@ -24,7 +24,7 @@ use super::url::ZooKeeperTarget;
 use super::watch::ZooKeeperWatch;
 use tenure_core::CLIENT;
 use tenure_core::cas::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stored, Swap, ValueChange, Watched,
+    Backend, Committed, Listed, ListedRecords, LockWatch, Session, Stored, Swap, ValueChange, Watched,
 };
 use tenure_core::error::Result;
 use tenure_core::name::LockName;
@@ -33,10 +33,10 @@ use tenure_core::runtime::Runtime;
 use tenure_core::store::{BareThread, Cursor, Failure, StoreFuture};
 use tenure_core::sync::Locked;
 
-/// Extra session timeout beyond the life of a handle. A server forwards its clients' pings to the leader
+/// Extra session timeout beyond the life of a session. A server forwards its clients' pings to the leader
 /// every half tick, which is one second with the usual tick of two. If it dies before it forwards one, the
 /// previous ping counts, which is a second older. The other of these two seconds is included in the life of
-/// each handle.
+/// each session.
 const SLACK: Duration = Duration::from_secs(1);
 /// Timeout of a session without holds.
 const PLAIN_LIFE: Duration = Duration::from_secs(10);
@@ -72,9 +72,9 @@ struct EnsembleShared {
 
 #[derive(Default)]
 struct Links {
-    /// The sessions of this client's handles.
-    own: BTreeMap<Handle, Arc<Link>>,
-    /// The session used while there are no handles.
+    /// The sessions of this client's sessions.
+    own: BTreeMap<Session, Arc<Link>>,
+    /// The session used while there are no sessions.
     plain: Option<Arc<Link>>,
 }
 
@@ -115,7 +115,7 @@ impl Ensemble {
         &self.0.nodes
     }
 
-    /// The session to send requests on: a handle's, if there is one.
+    /// The session to send requests on: a session's, if there is one.
     async fn link(&self) -> Result<Arc<Link>, Failure> {
         let known = || {
             let mut links = self.links();
@@ -289,7 +289,7 @@ impl Ensemble {
         Ok(Committed::Conflict { stored: self.nodes().stored(found).map_err(Failure::not_sent)?, marker })
     }
 
-    async fn open(self, life: Duration, is_kept: bool) -> Result<(Handle, u64), Failure> {
+    async fn open(self, life: Duration, is_kept: bool) -> Result<(Session, u64), Failure> {
         let wanted = life + SLACK;
         let lives = if is_kept { Lives::Kept } else { Lives::Alone };
         let opened = match Link::open(&self.0.dialer, wanted, lives).await {
@@ -317,8 +317,8 @@ impl Ensemble {
             return Err(Failure::impossible(what));
         }
         loop {
-            let handle = self.runtime().random().max(1);
-            let path = self.nodes().marker(handle);
+            let session = self.runtime().random().max(1);
+            let path = self.nodes().marker(session);
             let rights = self.nodes().rights;
             let create = MultiOp::Create { path: &path, data: CLIENT, lasts: Lasts::Session, rights };
             let (_, replies) = link.ask(vec![create.alone()], None).await?;
@@ -333,19 +333,19 @@ impl Ensemble {
             }
             if is_kept {
                 let mut links = self.links();
-                links.own.insert(handle, link);
+                links.own.insert(session, link);
                 // Its link stays open for the watches that use it.
                 links.plain = None;
             }
-            return Ok((handle, 1));
+            return Ok((session, 1));
         }
     }
 
-    /// Proves that a handle is alive. With the version of its marker that was `seen` last, returns the current
+    /// Proves that a session is alive. With the version of its marker that was `seen` last, returns the current
     /// one.
-    async fn prove(self, handle: Handle, seen: Option<u64>) -> Result<Option<u64>, Failure> {
-        let Some(link) = self.links().own.get(&handle).cloned() else { return Ok(None) };
-        let path = self.nodes().marker(handle);
+    async fn prove(self, session: Session, seen: Option<u64>) -> Result<Option<u64>, Failure> {
+        let Some(link) = self.links().own.get(&session).cloned() else { return Ok(None) };
+        let path = self.nodes().marker(session);
         let mut expected = seen.map(compared);
         loop {
             // A no-op that a majority commits, sent on the session itself, proves the session alive.
@@ -353,13 +353,13 @@ impl Ensemble {
             let read = (seen.is_some() && expected.is_none()).then(|| exists(&path, false));
             let replies = match link.ask(std::iter::once(step).chain(read).collect(), None).await {
                 Ok((_, replies)) => replies,
-                Err(_) if link.is_over() => return Ok(self.forget(handle)),
+                Err(_) if link.is_over() => return Ok(self.forget(session)),
                 Err(failure) => return Err(failure),
             };
             let (step, marker) = replies.split_first().ok_or_else(unreadable)?;
             return match (step.code, self.stepped(step)) {
                 (code::SESSION_EXPIRED, _) | (_, Ok(Err((_, code::SESSION_EXPIRED | code::NO_NODE)))) => {
-                    Ok(self.forget(handle))
+                    Ok(self.forget(session))
                 }
                 (_, Ok(Err((_, code::BAD_VERSION)))) if expected.take().is_some() => continue,
                 (_, Ok(Err((_, code)))) => Err(self.nodes().failure(code)),
@@ -371,45 +371,45 @@ impl Ensemble {
         }
     }
 
-    /// Removes a handle that no longer exists.
-    fn forget(&self, handle: Handle) -> Option<u64> {
-        self.links().own.remove(&handle);
+    /// Removes a session that no longer exists.
+    fn forget(&self, session: Session) -> Option<u64> {
+        self.links().own.remove(&session);
         None
     }
 
-    async fn close(self, handle: Handle) -> Result<(), Failure> {
-        let link = self.links().own.remove(&handle);
+    async fn close(self, session: Session) -> Result<(), Failure> {
+        let link = self.links().own.remove(&session);
         // Its watches begin again on another session, and it ends with the last request on it.
         link.iter().for_each(|link| link.end_watches());
         drop(link);
-        let path = self.nodes().marker(handle);
+        let path = self.nodes().marker(session);
         let replies = self.ask(vec![MultiOp::Delete { path: &path, version: ANY }.alone()]).await?;
         let [reply] = &replies[..] else { return Err(unreadable()) };
         if reply.code == code::NO_NODE { Ok(()) } else { self.nodes().ok(reply) }
     }
 
-    async fn bump(self, handles: Vec<Handle>) -> Result<Vec<Option<u64>>, Failure> {
-        let writes = handles.iter().map(|handle| {
-            let path = self.nodes().marker(*handle);
+    async fn bump(self, sessions: Vec<Session>) -> Result<Vec<Option<u64>>, Failure> {
+        let writes = sessions.iter().map(|session| {
+            let path = self.nodes().marker(*session);
             MultiOp::Set { path: &path, data: "", version: ANY }.alone()
         });
         let replies = self.ask(writes.collect()).await?;
         replies.iter().map(|reply| self.nodes().marked(reply)).collect()
     }
 
-    async fn living(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
-        if handles.len() > LISTED {
-            return self.living_of_all(handles).await;
+    async fn living(self, sessions: Vec<Session>) -> Result<Vec<bool>, Failure> {
+        if sessions.len() > LISTED {
+            return self.living_of_all(sessions).await;
         }
-        let looks = handles.iter().map(|handle| exists(&self.nodes().marker(*handle), false));
+        let looks = sessions.iter().map(|session| exists(&self.nodes().marker(*session), false));
         let replies = self.ask(std::iter::once(self.barrier()).chain(looks).collect()).await?;
         let (barrier, found) = replies.split_first().ok_or_else(unreadable)?;
         self.passed(barrier)?;
         found.iter().map(|reply| Ok(self.nodes().marked(reply)?.is_some())).collect()
     }
 
-    /// The same by the names of all markers, for so many handles that a request each would cost more.
-    async fn living_of_all(self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
+    /// The same by the names of all markers, for so many sessions that a request each would cost more.
+    async fn living_of_all(self, sessions: Vec<Session>) -> Result<Vec<bool>, Failure> {
         let all = get_children(&self.nodes().marker_parent());
         let replies = self.ask(vec![self.barrier(), all]).await?;
         let [barrier, markers] = &replies[..] else { return Err(unreadable()) };
@@ -422,7 +422,7 @@ impl Ensemble {
             }
         };
         let living: BTreeSet<String> = markers.into_iter().map(Into::into).collect();
-        Ok(handles.into_iter().map(|handle| living.contains(&format!("{handle:x}"))).collect())
+        Ok(sessions.into_iter().map(|session| living.contains(&format!("{session:x}"))).collect())
     }
 
     async fn markers(&self) -> Result<Vec<String>, Failure> {
@@ -629,33 +629,33 @@ impl Backend for Ensemble {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)> {
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Session, u64)> {
         Self::open(self.clone(), life, is_kept).boxed()
     }
 
-    fn keep(&self, handle: Handle, seen: u64) -> StoreFuture<Option<u64>> {
-        Self::prove(self.clone(), handle, Some(seen)).boxed()
+    fn keep(&self, session: Session, seen: u64) -> StoreFuture<Option<u64>> {
+        Self::prove(self.clone(), session, Some(seen)).boxed()
     }
 
-    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
-        Self::prove(self.clone(), handle, None).map(|proven| Ok(proven?.is_some())).boxed()
+    fn touch(&self, session: Session) -> StoreFuture<bool> {
+        Self::prove(self.clone(), session, None).map(|proven| Ok(proven?.is_some())).boxed()
     }
 
     /// The pings of a session keep it.
-    fn keeps_handles(&self) -> bool {
+    fn keeps_sessions(&self) -> bool {
         true
     }
 
-    fn close(&self, handle: Handle) -> StoreFuture<()> {
-        Self::close(self.clone(), handle).boxed()
+    fn close(&self, session: Session) -> StoreFuture<()> {
+        Self::close(self.clone(), session).boxed()
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
-        Self::bump(self.clone(), handles).boxed()
+    fn bump(&self, sessions: Vec<Session>) -> StoreFuture<Vec<Option<u64>>> {
+        Self::bump(self.clone(), sessions).boxed()
     }
 
-    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
-        Self::living(self.clone(), handles).boxed()
+    fn living(&self, sessions: Vec<Session>) -> StoreFuture<Vec<bool>> {
+        Self::living(self.clone(), sessions).boxed()
     }
 
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {

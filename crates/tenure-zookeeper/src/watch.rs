@@ -60,8 +60,8 @@ impl LockWatch for ZooKeeperWatch {
                 match self.news.recv().await.ok_or_else(ended)? {
                     News::Changed => return Ok(WatchNotice::Lock(self.look(None).await?)),
                     News::Gone(marker) => {
-                        if let Some(handle) = self.nodes.handle(&marker) {
-                            return Ok(WatchNotice::Gone(handle));
+                        if let Some(session) = self.nodes.session(&marker) {
+                            return Ok(WatchNotice::Gone(session));
                         }
                     }
                 }

@@ -9,12 +9,12 @@ use crate::name::LockName;
 use crate::store::observe::Notes;
 use crate::store::{Cursor, Failure, StoreFuture};
 
-/// A handle of a client whose lifetime the server tracks: a lease of etcd, a session of ZooKeeper. Numbers
+/// A session of a client whose lifetime the server tracks: a lease of etcd, a session of ZooKeeper. Numbers
 /// are never reused.
 ///
-/// Each handle has a *marker*, a key that the server removes together with the handle. Each write to the
+/// Each session has a *marker*, a key that the server removes together with the session. Each write to the
 /// marker changes its version.
-pub type Handle = u64;
+pub type Session = u64;
 
 /// The version of a lock, which compare-and-swap compares.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,8 +44,8 @@ pub struct Swap {
     pub name: LockName,
     /// The expected version; `None` expects no value.
     pub seen: Option<Stamp>,
-    /// Also expects this handle to be alive, and its marker to have this version.
-    pub guard: (Handle, u64),
+    /// Also expects this session to be alive, and its marker to have this version.
+    pub guard: (Session, u64),
     /// The change of the lock.
     pub lock: ValueChange,
     /// The change of the record beside it.
@@ -54,12 +54,12 @@ pub struct Swap {
     pub reads_record: bool,
     /// Parts of the queue to write or remove in the same step.
     pub parts: Vec<PartChange>,
-    /// Handles of other clients whose holds this change ends. Their markers are written in the same step. With
+    /// Sessions of other clients whose holds this change ends. Their markers are written in the same step. With
     /// the parts, they stay below etcd's limit of 128 operations per transaction.
-    pub victims: Vec<Handle>,
-    /// Also expects these handles to be alive: holds or places move from them to another handle, and what was
-    /// bound to a handle that is gone has expired.
-    pub moved_from: Vec<Handle>,
+    pub victims: Vec<Session>,
+    /// Also expects these sessions to be alive: holds or places move from them to another session, and what was
+    /// bound to a session that is gone has expired.
+    pub moved_from: Vec<Session>,
     /// The requests that it carries out, for the oracle of the simulation.
     pub notes: Notes,
 }
@@ -117,7 +117,7 @@ pub enum Committed {
     Conflict {
         /// The current value.
         stored: Option<Stored>,
-        /// The version of the guard's marker; `None` if the handle is gone.
+        /// The version of the guard's marker; `None` if the session is gone.
         marker: Option<u64>,
     },
 }
@@ -127,11 +127,11 @@ pub enum Committed {
 pub enum WatchNotice {
     /// The new value of what is watched. Only that of a lock is meaningful.
     Lock(Option<Stored>),
-    /// This handle is gone.
-    Gone(Handle),
+    /// This session is gone.
+    Gone(Session),
 }
 
-/// Changes of one value and, for a lock, ends of handles, since the watch started.
+/// Changes of one value and, for a lock, ends of sessions, since the watch started.
 pub trait LockWatch: Send {
     /// The next event. A failure ends the watch.
     fn next(&mut self) -> BoxFuture<'_, Result<WatchNotice, Failure>>;
@@ -154,31 +154,31 @@ pub trait Backend: fmt::Debug + Send + Sync + 'static {
     /// Carries out one compare-and-swap.
     fn commit(&self, change: Swap) -> StoreFuture<Committed>;
 
-    /// Opens a handle that lives at least for `life` without a keep-alive. Returns it with the version of its
-    /// marker. A handle with `is_kept` may live as long as this client does; any other one expires by itself.
-    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)>;
+    /// Opens a session that lives at least for `life` without a keep-alive. Returns it with the version of its
+    /// marker. A session with `is_kept` may live as long as this client does; any other one expires by itself.
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Session, u64)>;
 
-    /// Renews a handle for its full lifetime, and then returns the version of its marker, which was `seen` last.
-    /// `None`: the handle is gone.
-    fn keep(&self, handle: Handle, seen: u64) -> StoreFuture<Option<u64>>;
+    /// Renews a session for its full lifetime, and then returns the version of its marker, which was `seen` last.
+    /// `None`: the session is gone.
+    fn keep(&self, session: Session, seen: u64) -> StoreFuture<Option<u64>>;
 
-    /// Renews a handle for its full lifetime. False: the handle is gone.
-    fn touch(&self, handle: Handle) -> StoreFuture<bool>;
+    /// Renews a session for its full lifetime. False: the session is gone.
+    fn touch(&self, session: Session) -> StoreFuture<bool>;
 
-    /// Whether a handle lives as long as its client is connected. A [`touch`](Self::touch) then only proves that
+    /// Whether a session lives as long as its client is connected. A [`touch`](Self::touch) then only proves that
     /// it does.
-    fn keeps_handles(&self) -> bool {
+    fn keeps_sessions(&self) -> bool {
         false
     }
 
-    /// Closes a handle.
-    fn close(&self, handle: Handle) -> StoreFuture<()>;
+    /// Closes a session.
+    fn close(&self, session: Session) -> StoreFuture<()>;
 
-    /// Writes the markers of these handles and returns their new versions; `None` for handles that are gone.
-    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>>;
+    /// Writes the markers of these sessions and returns their new versions; `None` for sessions that are gone.
+    fn bump(&self, sessions: Vec<Session>) -> StoreFuture<Vec<Option<u64>>>;
 
-    /// Whether each of these handles is alive.
-    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>>;
+    /// Whether each of these sessions is alive.
+    fn living(&self, sessions: Vec<Session>) -> StoreFuture<Vec<bool>>;
 
     /// Starts a watch. Once the future is ready, the watch misses no later change.
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>>;

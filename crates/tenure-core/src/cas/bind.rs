@@ -1,12 +1,12 @@
-//! Binding of holds and places to handles that live long enough.
+//! Binding of holds and places to sessions that live long enough.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::WriteState;
-use super::backend::Handle;
+use super::backend::Session;
 use super::client::CasClient;
-use super::leases::{About, KeptHandle, PLACE_WAIT, life, place_life, table_hold, usable};
+use super::leases::{About, KeptSession, PLACE_WAIT, life, place_life, table_hold, usable};
 use super::lock_snapshot::{Binding, LockSnapshot};
 use super::records::RecordPart;
 use crate::planted::{Bug, planted};
@@ -14,20 +14,20 @@ use crate::protocol::lease::millis;
 use crate::protocol::{Answer, Liveness, Op, Verb};
 use crate::store::Failure;
 
-/// The handle to which a request binds a hold or place.
+/// The session to which a request binds a hold or place.
 #[derive(Clone, Copy)]
 pub(super) struct Bind {
-    pub(super) handle: Handle,
+    pub(super) session: Session,
     pub(super) ttl: Duration,
     pub(super) is_detached: bool,
 }
 
 impl Bind {
-    fn to(lease: &KeptHandle, ttl: Duration) -> Self {
-        Self { handle: lease.handle, ttl, is_detached: false }
+    fn to(lease: &KeptSession, ttl: Duration) -> Self {
+        Self { session: lease.session, ttl, is_detached: false }
     }
 
-    /// The same handle for a request with another ttl.
+    /// The same session for a request with another ttl.
     pub(super) fn of(self, op: &Op) -> Self {
         match op.verb {
             Verb::Acquire { ttl_ms, .. } => Self { ttl: Duration::from_millis(ttl_ms), ..self },
@@ -36,8 +36,8 @@ impl Bind {
     }
 
     pub(super) fn binding(self) -> Binding {
-        let Self { handle, ttl, is_detached } = self;
-        Binding { handle, ttl_ms: millis(ttl), is_detached }
+        let Self { session, ttl, is_detached } = self;
+        Binding { session, ttl_ms: millis(ttl), is_detached }
     }
 }
 
@@ -45,7 +45,7 @@ impl Bind {
 pub(super) struct BatchMember<'a> {
     pub(super) op: &'a Op,
     pub(super) sent: &'a WriteState,
-    /// The handle for its hold or place.
+    /// The session for its hold or place.
     pub(super) bind: Option<Bind>,
     pub(super) about: About,
     /// The record request that it belongs to.
@@ -53,22 +53,22 @@ pub(super) struct BatchMember<'a> {
 }
 
 impl BatchMember<'_> {
-    /// Whether it is answered with a place that lives by the handle of places.
+    /// Whether it is answered with a place that lives by the session of places.
     pub(super) fn takes_place(&self, answer: &Answer) -> bool {
         matches!((&self.op.verb, answer.plain()), (Verb::Acquire { .. }, Answer::Waiting { .. }))
             && self.bind.is_some_and(|bind| !bind.is_detached)
     }
 
     /// What its hold or place is bound to, if places are bound to `place`.
-    pub(super) fn bound(&self, answer: &Answer, place: Option<Handle>) -> Option<Bind> {
-        let handle = place.filter(|_| self.takes_place(answer));
-        self.bind.map(|bind| Bind { handle: handle.unwrap_or(bind.handle), ..bind })
+    pub(super) fn bound(&self, answer: &Answer, place: Option<Session>) -> Option<Bind> {
+        let session = place.filter(|_| self.takes_place(answer));
+        self.bind.map(|bind| Bind { session: session.unwrap_or(bind.session), ..bind })
     }
 }
 
 impl CasClient {
-    /// The handle for the places of these requests.
-    pub(super) async fn place_handle(&self, members: &[BatchMember<'_>]) -> Result<Handle, Failure> {
+    /// The session for the places of these requests.
+    pub(super) async fn place_session(&self, members: &[BatchMember<'_>]) -> Result<Session, Failure> {
         let terms = || {
             members.iter().filter_map(|of| match of.op.verb {
                 Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms, ttl_ms)),
@@ -82,14 +82,14 @@ impl CasClient {
         let wait = Duration::from_millis(wait_ms);
         let life = place_life(Duration::from_millis(ttl_ms), wait);
         match (self.lease_of_life(life, wait, None).await, members.first().and_then(|of| of.bind)) {
-            (Ok(lease), _) => Ok(lease.handle),
-            // The server has no handle of this life.
-            (Err(Failure::Refused(_)), Some(bind)) => Ok(bind.handle),
+            (Ok(lease), _) => Ok(lease.session),
+            // The server has no session of this life.
+            (Err(Failure::Refused(_)), Some(bind)) => Ok(bind.session),
             (Err(failure), _) => Err(failure),
         }
     }
 
-    /// The handle for the hold or place of this request, kept alive for long enough.
+    /// The session for the hold or place of this request, kept alive for long enough.
     pub(super) async fn bind(self: &Arc<Self>, op: &Op) -> Result<Option<Bind>, Failure> {
         match op.verb {
             // A place lasts for as long as its waiter waits, which may be longer than the lease.
@@ -98,7 +98,7 @@ impl CasClient {
                 self.bind_to(bind, Duration::from_millis(ttl_ms), need).await.map(Some)
             }
             Verb::Renew { ttl_ms, bind: Some(bind), .. } => {
-                // No request shortens a lease, so the new handle must cover what is left of it.
+                // No request shortens a lease, so the new session must cover what is left of it.
                 let stored = self.backend.read(&op.name).await.map_err(Failure::not_sent)?;
                 let snapshot = LockSnapshot::read(stored.as_ref()).unwrap_or_default();
                 let now = self.now();
@@ -114,14 +114,14 @@ impl CasClient {
                 let ttl = Duration::from_millis(left_ms.unwrap_or(0).max(ttl_ms));
                 self.bind_to(bind, ttl, ttl).await.map(Some)
             }
-            // Renews within the handle, or moves to a longer one if that is too short.
+            // Renews within the session, or moves to a longer one if that is too short.
             Verb::Renew { ttl_ms, hold, .. } => {
                 let ttl = Duration::from_millis(ttl_ms);
                 let key = (op.owner.clone(), table_hold(op, hold));
-                let handle = self.table.lock().hold(&op.name, &key).map(|hold| hold.handle);
-                // A hold of which this process knows nothing, or whose handle has ended: the machine decides.
-                let Some(handle) = handle else { return Ok(None) };
-                let Some(known) = self.lease_of(handle) else { return Ok(None) };
+                let session = self.table.lock().hold(&op.name, &key).map(|hold| hold.session);
+                // A hold of which this process knows nothing, or whose session has ended: the machine decides.
+                let Some(session) = session else { return Ok(None) };
+                let Some(known) = self.lease_of(session) else { return Ok(None) };
                 let is_long = known.life >= life(ttl) || planted(Bug::CasShortLeaseUnderHold);
                 let lease = match is_long {
                     true => self.kept(known.life, ttl).await?,
@@ -129,7 +129,7 @@ impl CasClient {
                 };
                 Ok(Some(Bind::to(&lease, ttl)))
             }
-            // Each handle of these places is kept alive, once.
+            // Each session of these places is kept alive, once.
             Verb::Refresh { ref owners, wait_ms, .. } => {
                 let wait = Duration::from_millis(wait_ms);
                 let lives: Vec<Duration> = {
@@ -137,7 +137,7 @@ impl CasClient {
                     let mut lives = Vec::new();
                     for owner in owners.iter() {
                         let Some(hold) = table.hold(&op.name, &(owner.clone(), 0)).cloned() else { continue };
-                        if let Some(lease) = table.lease_of(hold.handle)
+                        if let Some(lease) = table.lease_of(hold.session)
                             && !lives.contains(&lease.life)
                         {
                             lives.push(lease.life);
@@ -162,14 +162,14 @@ impl CasClient {
         match to {
             Liveness::Process | Liveness::Work => Ok(Bind::to(&self.lease(ttl, need).await?, ttl)),
             Liveness::Lease => {
-                let (handle, _) = self.backend.open(life(ttl), false).await.map_err(Failure::not_sent)?;
-                Ok(Bind { handle, ttl, is_detached: true })
+                let (session, _) = self.backend.open(life(ttl), false).await.map_err(Failure::not_sent)?;
+                Ok(Bind { session, ttl, is_detached: true })
             }
         }
     }
 
-    /// The handle of this lifetime, kept alive recently, so that a renewal reads its marker.
-    pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<KeptHandle, Failure> {
+    /// The session of this lifetime, kept alive recently, so that a renewal reads its marker.
+    pub(super) async fn kept(&self, class: Duration, need: Duration) -> Result<KeptSession, Failure> {
         self.lease_of_life(class, need, Some(need / 6)).await
     }
 }

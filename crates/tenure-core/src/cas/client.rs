@@ -1,4 +1,4 @@
-//! The state of one client: its handles, the order of its requests, and the expiry of its holds.
+//! The state of one client: its sessions, the order of its requests, and the expiry of its holds.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -11,9 +11,9 @@ use futures_util::future::{FutureExt, select};
 use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
 
 use super::WriteState;
-use super::backend::{Backend, Handle, Stamp, Stored};
+use super::backend::{Backend, Session, Stamp, Stored};
 use super::holders::AllHolders;
-use super::leases::{About, ClientHold, HoldKey, KeptHandle, SharedTable, life};
+use super::leases::{About, ClientHold, HoldKey, KeptSession, SharedTable, life};
 use super::lock_snapshot::LockSnapshot;
 use super::turns::{Known, QueuedAcquire};
 use crate::moment::Moment;
@@ -41,7 +41,7 @@ pub(super) struct CasClient {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) table: SharedTable,
-    /// Interrupted when a handle is lost.
+    /// Interrupted when a session is lost.
     pub(super) signals: Signals,
     /// The last known value of each lock, behind the turn that serializes its requests.
     names: KeyedTurns<LockName, Known>,
@@ -49,9 +49,9 @@ pub(super) struct CasClient {
     pub(super) queued: Locked<BTreeMap<LockName, VecDeque<QueuedAcquire>>>,
     /// Serializes the requests of one owner about one lock.
     owners: KeyedTurns<(LockName, Owner), ()>,
-    /// Per lifetime in seconds: one task keeps the handle alive, and the others wait for it.
+    /// Per lifetime in seconds: one task keeps the session alive, and the others wait for it.
     keeping: KeyedTurns<u64, ()>,
-    /// Held while a handle is opened.
+    /// Held while a session is opened.
     opening: Mutex<()>,
     /// When the backend was last told to use another server.
     switched_at: Locked<Moment>,
@@ -234,22 +234,22 @@ impl CasClient {
         if is_passed() {
             return Ok(());
         }
-        let handles: Vec<Handle> = self.table.lock().leases.values().map(|lease| lease.handle).collect();
-        // Without a handle there is no marker that a late write could still match.
-        let markers = match handles.is_empty() {
+        let sessions: Vec<Session> = self.table.lock().leases.values().map(|lease| lease.session).collect();
+        // Without a session there is no marker that a late write could still match.
+        let markers = match sessions.is_empty() {
             true => Vec::new(),
-            false => self.backend.bump(handles.clone()).await.map_err(Failure::not_sent)?,
+            false => self.backend.bump(sessions.clone()).await.map_err(Failure::not_sent)?,
         };
         let mut lost = false;
-        for (handle, marker) in handles.into_iter().zip(markers) {
+        for (session, marker) in sessions.into_iter().zip(markers) {
             let mut table = self.table.lock();
             match marker {
                 Some(marker) => {
-                    if let Some(lease) = table.lease_of(handle) {
+                    if let Some(lease) = table.lease_of(session) {
                         lease.marker = lease.marker.max(marker);
                     }
                 }
-                None => lost |= table.lost(handle),
+                None => lost |= table.lost(session),
             }
         }
         self.ruled_out.fetch_max(unknown, Ordering::AcqRel);
@@ -259,12 +259,12 @@ impl CasClient {
         Ok(())
     }
 
-    /// A handle for holds of this ttl that lives at least for `need` from now on.
-    pub(super) async fn lease(&self, ttl: Duration, need: Duration) -> Result<KeptHandle, Failure> {
+    /// A session for holds of this ttl that lives at least for `need` from now on.
+    pub(super) async fn lease(&self, ttl: Duration, need: Duration) -> Result<KeptSession, Failure> {
         self.lease_of_life(life(ttl), need, None).await
     }
 
-    /// A handle of this lifetime that lives at least for `need` from now on, and whose marker was read within
+    /// A session of this lifetime that lives at least for `need` from now on, and whose marker was read within
     /// `age`. Concurrent requests share one keep-alive. Another one follows if it is not answered within a part
     /// of `need`.
     pub(super) async fn lease_of_life(
@@ -272,11 +272,11 @@ impl CasClient {
         life: Duration,
         need: Duration,
         age: Option<Duration>,
-    ) -> Result<KeptHandle, Failure> {
+    ) -> Result<KeptSession, Failure> {
         let class = life.as_secs();
         let known = || {
             let (lease, now) = (self.table.lock().leases.get(&class).copied(), self.runtime.now());
-            let is_recent = |lease: &KeptHandle| age.is_none_or(|age| now.since(lease.marked) < age);
+            let is_recent = |lease: &KeptSession| age.is_none_or(|age| now.since(lease.marked) < age);
             lease.map(|lease| (lease, lease.left(now) >= need && is_recent(&lease)))
         };
         if let Some((lease, true)) = known() {
@@ -289,29 +289,29 @@ impl CasClient {
             match known() {
                 Some((lease, true)) => return Ok(lease),
                 Some((lease, false)) => {
-                    let handle = lease.handle;
+                    let session = lease.session;
                     let kept = match age {
                         Some(_) => {
-                            let kept = self.backend.keep(handle, lease.marker).await;
+                            let kept = self.backend.keep(session, lease.marker).await;
                             kept.map(|marker| Some((marker?, sent)))
                         }
                         None => {
-                            let lives = self.backend.touch(handle).await;
+                            let lives = self.backend.touch(session).await;
                             lives.map(|lives| lives.then_some((lease.marker, lease.marked)))
                         }
                     };
                     match kept.map_err(Failure::not_sent)? {
                         Some((marker, marked)) => {
-                            let lease = KeptHandle { marker, marked, kept: sent, ..lease };
+                            let lease = KeptSession { marker, marked, kept: sent, ..lease };
                             return Ok(self.table.lock().kept(lease));
                         }
-                        None => self.lost(handle),
+                        None => self.lost(session),
                     }
                 }
                 None if opening.is_none() => opening = Some(self.opening.lock().await),
                 None => {
-                    let (handle, marker) = self.backend.open(life, true).await.map_err(Failure::not_sent)?;
-                    let lease = KeptHandle { handle, life, marker, marked: sent, kept: sent };
+                    let (session, marker) = self.backend.open(life, true).await.map_err(Failure::not_sent)?;
+                    let lease = KeptSession { session, life, marker, marked: sent, kept: sent };
                     self.table.lock().leases.insert(class, lease);
                     return Ok(lease);
                 }
@@ -337,8 +337,8 @@ impl CasClient {
         }
     }
 
-    /// A handle for a write that binds nothing to it, when none is open.
-    pub(super) async fn any_lease(&self) -> Result<KeptHandle, Failure> {
+    /// A session for a write that binds nothing to it, when none is open.
+    pub(super) async fn any_lease(&self) -> Result<KeptSession, Failure> {
         const UNDECLARED: Duration = Duration::from_secs(10);
         let declared = match self.signals.longest_ttl() {
             Duration::ZERO => UNDECLARED,
@@ -347,9 +347,9 @@ impl CasClient {
         self.lease(declared, Duration::ZERO).await
     }
 
-    /// Records the loss of a handle and of everything bound to it.
-    pub(super) fn lost(&self, handle: Handle) {
-        let was_own = self.table.lock().lost(handle);
+    /// Records the loss of a session and of everything bound to it.
+    pub(super) fn lost(&self, session: Session) {
+        let was_own = self.table.lock().lost(session);
         if was_own {
             self.signal_loss();
         }
@@ -359,7 +359,7 @@ impl CasClient {
         self.signals.interrupt();
     }
 
-    /// Checks which handles are alive that this client does not keep alive: the first `most`, or all if one of
+    /// Checks which sessions are alive that this client does not keep alive: the first `most`, or all if one of
     /// those is gone, so that one request removes the holds of many machines that crashed together. Recent results
     /// are reused.
     pub(super) async fn look_at(
@@ -384,25 +384,25 @@ impl CasClient {
         /// No server tracks lifetimes with a finer resolution.
         const FRESH: Duration = Duration::from_millis(500);
         let now = self.runtime.now();
-        let (mut handles, mut is_any_gone) = (Vec::new(), false);
+        let (mut sessions, mut is_any_gone) = (Vec::new(), false);
         {
             let mut table = self.table.lock();
             let opened = table.watched.get(name).map(|watched| watched.opened);
             let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
             let mut checked = BTreeSet::new();
             for binding in snapshot.bindings.values() {
-                let handle = binding.handle;
-                let own = table.lease_of(handle).copied();
-                // A handle that was not kept alive for its lifetime, as in a paused process, may be gone.
-                let keeps = self.backend.keeps_handles() || planted(Bug::CasOwnHandleTrusted);
+                let session = binding.session;
+                let own = table.lease_of(session).copied();
+                // A session that was not kept alive for its lifetime, as in a paused process, may be gone.
+                let keeps = self.backend.keeps_sessions() || planted(Bug::CasOwnSessionTrusted);
                 let lives = own.is_some_and(|own| keeps || !own.left(now).is_zero());
-                // One client may hold hundreds of permits with one handle.
-                if lives || !checked.insert(handle) {
+                // One client may hold hundreds of permits with one session.
+                if lives || !checked.insert(session) {
                     continue;
                 }
-                let is_known = match table.others.get(&handle) {
+                let is_known = match table.others.get(&session) {
                     Some(Some(at)) => now.since(*at) < FRESH && opened.is_none_or(|opened| *at > opened),
-                    // The server has said so before, and a handle never lives again.
+                    // The server has said so before, and a session never lives again.
                     Some(None) => {
                         is_any_gone = true;
                         true
@@ -411,25 +411,25 @@ impl CasClient {
                     None => false,
                 };
                 if !is_known {
-                    handles.push(handle);
+                    sessions.push(session);
                 }
                 if checked.len() >= most {
                     break;
                 }
             }
         }
-        if handles.is_empty() {
+        if sessions.is_empty() {
             return Ok(is_any_gone);
         }
-        let asked = match planted(Bug::CasHandleOfAnother) {
-            true => handles.iter().map(|handle| handle + 1).collect(),
-            false => handles.clone(),
+        let asked = match planted(Bug::CasSessionOfAnother) {
+            true => sessions.iter().map(|session| session + 1).collect(),
+            false => sessions.clone(),
         };
         let living = self.backend.living(asked).await.map_err(Failure::not_sent)?;
         let mut table = self.table.lock();
-        for (handle, lives) in handles.into_iter().zip(living) {
+        for (session, lives) in sessions.into_iter().zip(living) {
             is_any_gone |= !lives;
-            table.saw(handle, lives.then_some(now));
+            table.saw(session, lives.then_some(now));
         }
         Ok(is_any_gone)
     }
@@ -440,14 +440,14 @@ impl CasClient {
         let mut ends = BTreeMap::new();
         for (number, owner, hold) in snapshot.entries() {
             let Some(binding) = snapshot.bindings.get(&number) else { continue };
-            let own = table.hold(name, &(owner, hold)).filter(|own| own.is_bound_to(binding.handle));
+            let own = table.hold(name, &(owner, hold)).filter(|own| own.is_bound_to(binding.session));
             let own = own.map(|own| own.end_ms);
-            let is_gone = table.others.get(&binding.handle) == Some(&None);
+            let is_gone = table.others.get(&binding.session) == Some(&None);
             let end_ms = match own {
                 _ if is_gone && !planted(Bug::CasDeathIgnored) => 0,
                 Some(end_ms) => end_ms,
                 // A hold of this client that it has no record of has already been removed.
-                None if table.lease_of(binding.handle).is_some() => 0,
+                None if table.lease_of(binding.session).is_some() => 0,
                 None if planted(Bug::CasLivingPassed) && snapshot.waits(number) => 0,
                 None => now.ms.saturating_add(binding.ttl_ms),
             };
@@ -476,12 +476,12 @@ impl CasClient {
         Ok(page)
     }
 
-    /// Closes the handles that nothing has been bound to for a while: that of places once all of them hold, and
+    /// Closes the sessions that nothing has been bound to for a while: that of places once all of them hold, and
     /// that of holds in a process that only waits.
     pub(super) fn close_idle(self: &Arc<Self>) {
         const IDLE: Duration = Duration::from_secs(5);
         let now = self.runtime.now();
-        // A late write may be guarded by any handle, until the barrier has changed the markers of all.
+        // A late write may be guarded by any session, until the barrier has changed the markers of all.
         if self.ruled_out.load(Ordering::Acquire) != self.unknown_writes.load(Ordering::Acquire) {
             return;
         }
@@ -493,23 +493,23 @@ impl CasClient {
             }
             table.cleared = now;
             let holds = table.holds.values().flat_map(BTreeMap::values);
-            let handles = |hold: &ClientHold| [Some(hold.handle), hold.former];
-            let bound: BTreeSet<Handle> = holds.flat_map(handles).flatten().collect();
+            let sessions = |hold: &ClientHold| [Some(hold.session), hold.former];
+            let bound: BTreeSet<Session> = holds.flat_map(sessions).flatten().collect();
             let mut idle = Vec::new();
             table.leases.retain(|_, lease| {
-                let is_idle = now.since(lease.kept) >= IDLE && !bound.contains(&lease.handle);
-                idle.extend(is_idle.then_some(lease.handle));
+                let is_idle = now.since(lease.kept) >= IDLE && !bound.contains(&lease.session);
+                idle.extend(is_idle.then_some(lease.session));
                 !is_idle
             });
             idle
         };
-        idle.into_iter().for_each(|handle| self.close(handle));
+        idle.into_iter().for_each(|session| self.close(session));
     }
 
-    /// Closes a handle in the background. If that fails, it expires by itself.
-    pub(super) fn close(self: &Arc<Self>, handle: Handle) {
+    /// Closes a session in the background. If that fails, it expires by itself.
+    pub(super) fn close(self: &Arc<Self>, session: Session) {
         let backend = Arc::clone(&self.backend);
-        self.runtime.spawn(async move { drop(backend.close(handle).await) }.boxed());
+        self.runtime.spawn(async move { drop(backend.close(session).await) }.boxed());
     }
 
     /// Starts or wakes the sweeper, which removes holds that are not renewed. A hold that expires at `end_ms`

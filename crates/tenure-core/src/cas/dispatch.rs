@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::WriteState;
 use super::bind::BatchMember;
 use super::client::{CasClient, abandoned, renewal_patience};
-use super::leases::{About, ClientHold, KeptHandle, life, table_hold, usable};
+use super::leases::{About, ClientHold, KeptSession, life, table_hold, usable};
 use super::records::RecordPart;
 use super::turns::Known;
 use crate::planted::{Bug, planted};
@@ -66,13 +66,13 @@ impl CasClient {
         }
     }
 
-    /// Renews a hold by keeping its handle alive, if no client can have ended the hold meanwhile.
+    /// Renews a hold by keeping its session alive, if no client can have ended the hold meanwhile.
     async fn renewed_here(self: &Arc<Self>, op: &Op) -> Result<Option<Answer>, Failure> {
         let Verb::Renew { ttl_ms, hold, bind: None, weight: None } = op.verb else { return Ok(None) };
         let key = (op.owner.clone(), table_hold(op, hold));
         let known = self.table.lock().hold(&op.name, &key).cloned();
-        let Some(ClientHold { handle, token: Some(_), end_ms, .. }) = known else { return Ok(None) };
-        let life_of = self.table.lock().lease_of(handle).map(|lease| lease.life);
+        let Some(ClientHold { session, token: Some(_), end_ms, .. }) = known else { return Ok(None) };
+        let life_of = self.table.lock().lease_of(session).map(|lease| lease.life);
         let ttl = Duration::from_millis(ttl_ms);
         let is_short = |known| known < life(ttl) && !planted(Bug::CasShortLeaseUnderHold);
         if end_ms < self.now().ms || life_of.is_none_or(is_short) {
@@ -84,7 +84,7 @@ impl CasClient {
         let mut table = self.table.lock();
         let Some(known) = table.hold(&op.name, &key) else { return Ok(None) };
         let Some(fence) = known.token else { return Ok(None) };
-        let stands = known.handle == lease.handle && known.verified == lease.marker;
+        let stands = known.session == lease.session && known.verified == lease.marker;
         if !stands || known.end_ms < now_ms {
             return Ok(None);
         }
@@ -97,11 +97,11 @@ impl CasClient {
     }
 
     /// Refreshes places without reading the lock, as long as a watch reports each change that concerns them:
-    /// their handle is kept alive, or lives by itself.
+    /// their session is kept alive, or lives by itself.
     async fn refreshed_here(self: &Arc<Self>, op: &Op) -> Result<Option<Answer>, Failure> {
         let Verb::Refresh { owners, wait_ms, .. } = &op.verb else { return Ok(None) };
         let wait = Duration::from_millis(*wait_ms);
-        let waiting = || -> Option<Vec<(u64, KeptHandle)>> {
+        let waiting = || -> Option<Vec<(u64, KeptSession)>> {
             let (mut table, now, now_ms) = (self.table.lock(), self.runtime.now(), self.now().ms);
             owners.iter().map(|owner| table.seen_waiting(&op.name, owner, now, now_ms)).collect()
         };
@@ -111,7 +111,7 @@ impl CasClient {
         if wait.is_zero() || lives.iter().any(|life| usable(*life) < wait) {
             return Ok(None);
         }
-        if !self.backend.keeps_handles() && !planted(Bug::CasPlaceUnproven) {
+        if !self.backend.keeps_sessions() && !planted(Bug::CasPlaceUnproven) {
             for life in lives {
                 self.lease_of_life(life, wait, None).await?;
             }

@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tokio::sync::oneshot;
 
-use super::backend::{Committed, Handle, Stored, Swap, ValueChange};
+use super::backend::{Committed, Session, Stored, Swap, ValueChange};
 use super::bind::{BatchMember, Bind};
 use super::client::{CasClient, WriteInFlight};
-use super::leases::KeptHandle;
+use super::leases::KeptSession;
 use super::lock_snapshot::LockSnapshot;
 use super::machine::{Answers, Exchange, MachineResult, MachineStep, moved_from, victims};
 use super::notes::Former;
@@ -24,7 +24,7 @@ use crate::txn::{Txn, Verdict};
 
 /// Maximum attempts of a request after write conflicts.
 const ATTEMPTS: u32 = 100;
-/// Maximum handles of other clients checked per request: those of holders and of the first waiters.
+/// Maximum sessions of other clients checked per request: those of holders and of the first waiters.
 const LOOKED_AT: usize = 32;
 /// Maximum holders notified by the write that ends their holds by force. The others are notified after it,
 /// and their renewals succeed until then.
@@ -62,32 +62,32 @@ impl CasClient {
         Err(Failure::NotSent(Failure::cause(busy)))
     }
 
-    pub(super) fn lease_of(&self, handle: Handle) -> Option<KeptHandle> {
-        self.table.lock().lease_of(handle).copied()
+    pub(super) fn lease_of(&self, session: Session) -> Option<KeptSession> {
+        self.table.lock().lease_of(session).copied()
     }
 
-    /// Looks for lost handles among these.
-    async fn find_lost(&self, handles: Vec<Handle>) -> Result<(), Failure> {
-        if handles.is_empty() {
+    /// Looks for lost sessions among these.
+    async fn find_lost(&self, sessions: Vec<Session>) -> Result<(), Failure> {
+        if sessions.is_empty() {
             return Ok(());
         }
-        let living = self.backend.living(handles.clone()).await.map_err(Failure::not_sent)?;
-        let lost = handles.into_iter().zip(living).filter(|(_, lives)| !lives);
-        lost.for_each(|(handle, _)| self.lost(handle));
+        let living = self.backend.living(sessions.clone()).await.map_err(Failure::not_sent)?;
+        let lost = sessions.into_iter().zip(living).filter(|(_, lives)| !lives);
+        lost.for_each(|(session, _)| self.lost(session));
         Ok(())
     }
 
     /// Makes the renewals of holds that were ended by force read the lock. Those renewals succeed until then, so
     /// this goes on until the store answers, even if the caller leaves.
-    async fn tell_ended(self: &Arc<Self>, handles: Vec<Handle>) {
+    async fn tell_ended(self: &Arc<Self>, sessions: Vec<Session>) {
         const PAUSE: Duration = Duration::from_millis(200);
-        if handles.is_empty() {
+        if sessions.is_empty() {
             return;
         }
         let (client, (tell, told)) = (Arc::downgrade(self), oneshot::channel());
         let telling = async move {
             while let Some(client) = client.upgrade()
-                && client.backend.bump(handles.clone()).await.is_err()
+                && client.backend.bump(sessions.clone()).await.is_err()
             {
                 client.runtime.sleep_until(client.runtime.now() + PAUSE).await;
             }
@@ -97,11 +97,11 @@ impl CasClient {
         let _ = told.await;
     }
 
-    /// Closes the handles of detached holds that have ended.
+    /// Closes the sessions of detached holds that have ended.
     fn close_left(self: &Arc<Self>, before: &LockSnapshot, after: &LockSnapshot) {
         for binding in before.bindings.values().filter(|binding| binding.is_detached) {
-            if !after.bindings.values().any(|left| left.handle == binding.handle) {
-                self.close(binding.handle);
+            if !after.bindings.values().any(|left| left.session == binding.session) {
+                self.close(binding.session);
             }
         }
     }
@@ -122,7 +122,7 @@ impl<'a> Exchange<'a> {
     async fn attempt(&mut self) -> Result<Option<Answers>, Failure> {
         let client = self.client;
         let guard = match self.first.bind.filter(|bind| !bind.is_detached) {
-            Some(bind) => Some(client.lease_of(bind.handle).ok_or_else(gone)?),
+            Some(bind) => Some(client.lease_of(bind.session).ok_or_else(gone)?),
             // Any open one, because nothing is bound to it.
             None => client.table.lock().leases.values().next_back().copied(),
         };
@@ -157,7 +157,7 @@ impl<'a> Exchange<'a> {
             self.living = client.ends(name, &self.snapshot, now);
             match self.step(now)? {
                 MachineStep::Done(result) => return Ok(Some(*result)),
-                MachineStep::NeedsPlace => self.place = Some(client.place_handle(self.members).await?),
+                MachineStep::NeedsPlace => self.place = Some(client.place_session(self.members).await?),
                 MachineStep::Lacks(parts) => {
                     if !self.read_parts(parts).await? {
                         return Ok(None);
@@ -234,7 +234,7 @@ impl<'a> Exchange<'a> {
     async fn write(
         &mut self,
         mut result: MachineResult,
-        guard: Option<KeptHandle>,
+        guard: Option<KeptSession>,
     ) -> Result<Option<Answers>, Failure> {
         let (client, limit) = (self.client, self.client.backend.limit());
         let is_acquire = matches!(self.first.op.verb, Verb::Acquire { .. });
@@ -285,7 +285,7 @@ impl<'a> Exchange<'a> {
                 self.known.wrote(result.written, stamp);
                 Ok((!result.is_cleared).then_some(answers))
             }
-            // Another client was first, or the handle is gone. Nothing was written.
+            // Another client was first, or the session is gone. Nothing was written.
             Ok(Committed::Conflict { stored, marker }) => {
                 in_flight.known();
                 self.undo(&result.answers, former);
@@ -301,8 +301,8 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// The compare-and-swap, and further handles of ended holds that it does not notify.
-    fn swap(&self, result: &mut MachineResult, guard: KeptHandle) -> (Swap, Vec<Handle>) {
+    /// The compare-and-swap, and further sessions of ended holds that it does not notify.
+    fn swap(&self, result: &mut MachineResult, guard: KeptSession) -> (Swap, Vec<Session>) {
         let Op { name, verb, .. } = self.first.op;
         let owners: Vec<_> = self.asked(&result.answers).map(|(of, ..)| &of.op.owner).collect();
         let mut victims = victims(&self.snapshot, &result.after, &self.living, &owners);
@@ -311,7 +311,7 @@ impl<'a> Exchange<'a> {
         let change = Swap {
             name: name.clone(),
             seen: self.seen.as_ref().map(|stored| stored.stamp),
-            guard: (guard.handle, guard.marker),
+            guard: (guard.session, guard.marker),
             lock: match self.keeps_value(result) && !self.txn.must_write() {
                 true => ValueChange::Keep,
                 false => ValueChange::to(result.written.text.clone()),
@@ -335,8 +335,8 @@ impl<'a> Exchange<'a> {
     async fn conflicted(
         &mut self,
         MachineResult { answers, .. }: MachineResult,
-        guard: KeptHandle,
-        moved_from: Vec<Handle>,
+        guard: KeptSession,
+        moved_from: Vec<Session>,
         (stored, marker): (Option<Stored>, Option<u64>),
     ) -> Result<Option<Answers>, Failure> {
         let client = self.client;
@@ -359,12 +359,12 @@ impl<'a> Exchange<'a> {
         self.known.found(&self.seen);
         match marker {
             Some(marker) => {
-                if let Some(lease) = client.table.lock().lease_of(guard.handle) {
+                if let Some(lease) = client.table.lock().lease_of(guard.session) {
                     // Answers may overtake each other.
                     lease.marker = lease.marker.max(marker);
                 }
             }
-            None => client.lost(guard.handle),
+            None => client.lost(guard.session),
         }
         Ok(None)
     }
@@ -374,7 +374,7 @@ fn is_grant(op: &Op, answer: &Answer) -> bool {
     matches!((&op.verb, answer.plain()), (Verb::Acquire { .. }, Answer::Held { .. }))
 }
 
-/// The client's handle was lost while a request was in flight.
+/// The client's session was lost while a request was in flight.
 fn gone() -> Failure {
     Failure::NotSent(Failure::cause(
         "this client's lease at the server has expired: it was paused or cut off for too long",

@@ -1,15 +1,15 @@
-//! The handles of one client, and its holds and places.
+//! The sessions of one client, and its holds and places.
 //!
-//! One handle serves all holds of similar ttl, so the number of renewals does not grow with the number of
-//! holds. A handle outlives its holds by at least a sixth of the ttl, so that one keep-alive covers several
-//! renewals. A hold that is not renewed ends before its handle and is removed by its own client. A client
-//! that cannot do that, because it is dead, paused or cut off, does not keep its handle alive either.
+//! One session serves all holds of similar ttl, so the number of renewals does not grow with the number of
+//! holds. A session outlives its holds by at least a sixth of the ttl, so that one keep-alive covers several
+//! renewals. A hold that is not renewed ends before its session and is removed by its own client. A client
+//! that cannot do that, because it is dead, paused or cut off, does not keep its session alive either.
 
 use std::collections::BTreeMap;
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use super::backend::Handle;
+use super::backend::Session;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -18,37 +18,37 @@ use crate::protocol::lease::{margin, millis};
 use crate::protocol::{LockSpec, Op};
 use crate::sync::Locked;
 
-/// Part of a handle's life that its client does not rely on: until a deposed leader notices, which takes about
+/// Part of a session's life that its client does not rely on: until a deposed leader notices, which takes about
 /// an election timeout, it may confirm keep-alives that the next leader does not know.
 const RESERVE: Duration = Duration::from_secs(1);
 
-/// The lifetime of the handle of places, which decides how long a dead waiter holds others up. etcd grants no
+/// The lifetime of the session of places, which decides how long a dead waiter holds others up. etcd grants no
 /// less than 2 s, and ZooKeeper no session of less than two ticks, 4 s.
 const PLACE_LIFE: Duration = Duration::from_secs(3);
-/// How long a place is kept without a refresh: almost what such a handle guarantees.
+/// How long a place is kept without a refresh: almost what such a session guarantees.
 pub const PLACE_WAIT: Duration = Duration::from_millis(1_900);
 
-/// The lifetime of a handle for holds of this ttl, in whole seconds.
+/// The lifetime of a session for holds of this ttl, in whole seconds.
 pub(super) fn life(ttl: Duration) -> Duration {
     let least = ttl + ttl / 6 + margin(ttl) + RESERVE;
     Duration::from_secs(least.as_secs() + u64::from(least.subsec_nanos() > 0))
 }
 
-/// The lifetime of a handle for places that are kept for `wait`, of locks with this ttl.
+/// The lifetime of a session for places that are kept for `wait`, of locks with this ttl.
 pub(super) fn place_life(ttl: Duration, wait: Duration) -> Duration {
     let life = life(ttl);
     if wait <= usable(PLACE_LIFE) { life.min(PLACE_LIFE) } else { life }
 }
 
-/// The part of a handle's lifetime that its client may rely on.
+/// The part of a session's lifetime that its client may rely on.
 pub(super) fn usable(life: Duration) -> Duration {
     life.saturating_sub(RESERVE).saturating_sub(margin(life))
 }
 
-/// A handle that is kept alive for all holds or places of its lifetime class.
+/// A session that is kept alive for all holds or places of its lifetime class.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct KeptHandle {
-    pub(super) handle: Handle,
+pub(super) struct KeptSession {
+    pub(super) session: Session,
     pub(super) life: Duration,
     /// The last known version of its marker.
     pub(super) marker: u64,
@@ -58,7 +58,7 @@ pub(super) struct KeptHandle {
     pub(super) kept: Moment,
 }
 
-impl KeptHandle {
+impl KeptSession {
     /// Minimum remaining lifetime.
     pub(super) fn left(&self, now: Moment) -> Duration {
         (self.kept + usable(self.life)).since(now)
@@ -86,9 +86,9 @@ pub(super) enum About {
 #[derive(Clone, Debug)]
 pub(super) struct ClientHold {
     pub(super) spec: LockSpec,
-    pub(super) handle: Handle,
-    /// The handle before, while a request that moves the hold may not have been carried out yet.
-    pub(super) former: Option<Handle>,
+    pub(super) session: Session,
+    /// The session before, while a request that moves the hold may not have been carried out yet.
+    pub(super) former: Option<Session>,
     /// Its expiry by this machine's clock.
     pub(super) end_ms: u64,
     /// Its token, once it is known to hold.
@@ -99,7 +99,7 @@ pub(super) struct ClientHold {
     pub(super) looked: Option<Moment>,
     /// When the place was last refreshed: its waiter relies on it for [`PLACE_WAIT`] from then on.
     pub(super) refreshed: Moment,
-    /// The version of its handle's marker before the lock was last read. A client that ends a hold by force
+    /// The version of its session's marker before the lock was last read. A client that ends a hold by force
     /// writes the marker, so the hold exists as long as the marker has this version.
     pub(super) verified: u64,
     /// The record beside the lock at the grant, until it is used.
@@ -109,8 +109,8 @@ pub(super) struct ClientHold {
 }
 
 impl ClientHold {
-    pub(super) fn is_bound_to(&self, handle: Handle) -> bool {
-        self.handle == handle || self.former == Some(handle) && !planted(Bug::CasMovingHoldRemoved)
+    pub(super) fn is_bound_to(&self, session: Session) -> bool {
+        self.session == session || self.former == Some(session) && !planted(Bug::CasMovingHoldRemoved)
     }
 
     /// Whether it is a place in a queue that is not known to hold: it waits, or was granted and not renewed yet.
@@ -123,37 +123,37 @@ impl ClientHold {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct OpenWatches {
     pub(super) count: usize,
-    /// When one of them opened or closed last. The client checks again which handles it has seen alive before,
+    /// When one of them opened or closed last. The client checks again which sessions it has seen alive before,
     /// because their ends may have gone unreported.
     pub(super) opened: Moment,
     /// The last event that the waiters must look into.
     pub(super) since: Moment,
 }
 
-/// The handles and holds known to one client.
+/// The sessions and holds known to one client.
 #[derive(Debug, Default)]
 pub(super) struct HoldTable {
     /// Keyed by lifetime in seconds.
-    pub(super) leases: BTreeMap<u64, KeptHandle>,
+    pub(super) leases: BTreeMap<u64, KeptSession>,
     pub(super) holds: BTreeMap<LockName, BTreeMap<HoldKey, ClientHold>>,
-    /// Handles of other clients, with the time they were last seen alive, or `None` for those that are gone.
-    pub(super) others: BTreeMap<Handle, Option<Moment>>,
+    /// Sessions of other clients, with the time they were last seen alive, or `None` for those that are gone.
+    pub(super) others: BTreeMap<Session, Option<Moment>>,
     pub(super) watched: BTreeMap<LockName, OpenWatches>,
-    /// When idle handles were last closed.
+    /// When idle sessions were last closed.
     pub(super) cleared: Moment,
 }
 
 impl HoldTable {
-    /// Maximum handles of other clients remembered.
+    /// Maximum sessions of other clients remembered.
     const OTHERS: usize = 10_000;
 
-    pub(super) fn lease_of(&mut self, handle: Handle) -> Option<&mut KeptHandle> {
-        self.leases.values_mut().find(|lease| lease.handle == handle)
+    pub(super) fn lease_of(&mut self, session: Session) -> Option<&mut KeptSession> {
+        self.leases.values_mut().find(|lease| lease.session == session)
     }
 
-    /// Records a keep-alive. Returns the most recent state of the handle.
-    pub(super) fn kept(&mut self, lease: KeptHandle) -> KeptHandle {
-        match self.lease_of(lease.handle) {
+    /// Records a keep-alive. Returns the most recent state of the session.
+    pub(super) fn kept(&mut self, lease: KeptSession) -> KeptSession {
+        match self.lease_of(lease.session) {
             Some(known) => {
                 known.kept = known.kept.max(lease.kept);
                 (known.marker, known.marked) =
@@ -165,12 +165,12 @@ impl HoldTable {
         }
     }
 
-    /// Removes a lost handle; returns whether it was one of this client.
-    pub(super) fn lost(&mut self, handle: Handle) -> bool {
+    /// Removes a lost session; returns whether it was one of this client.
+    pub(super) fn lost(&mut self, session: Session) -> bool {
         let before = self.leases.len();
-        self.leases.retain(|_, lease| lease.handle != handle);
+        self.leases.retain(|_, lease| lease.session != session);
         // Whatever is bound to it has expired, even if this client expected it to last longer.
-        self.saw(handle, None);
+        self.saw(session, None);
         self.leases.len() < before
     }
 
@@ -199,12 +199,12 @@ impl HoldTable {
         owner: &Owner,
         now: Moment,
         now_ms: u64,
-    ) -> Option<(u64, KeptHandle)> {
+    ) -> Option<(u64, KeptSession)> {
         let since = self.watched.get(name)?.since;
         let hold = self.hold(name, &(owner.clone(), 0)).filter(|hold| hold.end_ms >= now_ms)?;
-        let (ticket, handle, looked) = (hold.ticket?, hold.handle, hold.looked?);
+        let (ticket, session, looked) = (hold.ticket?, hold.session, hold.looked?);
         let is_recent = looked > since && now.since(looked) < LOOK;
-        let lease = self.lease_of(handle).copied().filter(|_| is_recent)?;
+        let lease = self.lease_of(session).copied().filter(|_| is_recent)?;
         Some((ticket, lease))
     }
 
@@ -223,13 +223,13 @@ impl HoldTable {
         }
     }
 
-    /// Records whether a handle is alive. One that is gone stays gone, because an answer from before its end may
+    /// Records whether a session is alive. One that is gone stays gone, because an answer from before its end may
     /// arrive after the notice of it.
-    pub(super) fn saw(&mut self, handle: Handle, alive: Option<Moment>) {
+    pub(super) fn saw(&mut self, session: Session, alive: Option<Moment>) {
         if self.others.len() >= Self::OTHERS {
             self.others.clear();
         }
-        let known = self.others.entry(handle).or_insert(alive);
+        let known = self.others.entry(session).or_insert(alive);
         if known.is_some() || planted(Bug::CasGoneRevived) {
             *known = alive;
         }
@@ -257,7 +257,7 @@ mod tests {
     use crate::planted::plant;
 
     #[test]
-    fn a_late_answer_does_not_revive_a_handle() {
+    fn a_late_answer_does_not_revive_a_session() {
         let revived = || {
             let mut table = HoldTable::default();
             table.saw(1, Some(Moment(1)));

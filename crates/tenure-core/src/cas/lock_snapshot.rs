@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! tenure 1 KIND LAST          the version, the kind's letter, the last number that was given
-//! HANDLE:TTL HANDLE:TTL:d     the handles, with the ttls of holds in milliseconds; `d`: of a detached hold
+//! SESSION:TTL SESSION:TTL:d   the sessions, with the ttls of holds in milliseconds; `d`: of a detached hold
 //! 5=0 6=0 9=1                 which hold or place is bound to which of them
 //! ...                         what the machine keeps, as `protocol::codec` writes it
 //! ```
@@ -11,12 +11,12 @@
 //!
 //! Numbers are relative to the creation of the key, whose revision is not known before it is written. Clients
 //! add that revision, so tokens increase even if the key was deleted in between. Deadlines are not stored: a
-//! hold ends when its handle does, or when its own client removes it.
+//! hold ends when its session does, or when its own client removes it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::backend::{Handle, Stamp, Stored};
+use super::backend::{Session, Stamp, Stored};
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::codec::{self, number, word};
@@ -36,13 +36,13 @@ const KINDS: [(Kind, &str); 5] = [
 const FENCE: &str = "#fence";
 const DETACHED: &str = "#0";
 
-/// The handle that a hold or place is bound to.
+/// The session that a hold or place is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
-    pub(super) handle: Handle,
+    pub(super) session: Session,
     /// How long it lasts without a renewal.
     pub(super) ttl_ms: u64,
-    /// The hold is detached: it has a handle of its own, which no process keeps alive.
+    /// The hold is detached: it has a session of its own, which no process keeps alive.
     pub(super) is_detached: bool,
 }
 
@@ -107,20 +107,20 @@ impl Body {
         decode: impl Fn(Kind, &str) -> Option<Data>,
     ) -> Option<(&str, Self)> {
         let (mut head, rest) = text.split_once('\n')?;
-        let (handles, rest) = rest.split_once('\n')?;
+        let (sessions, rest) = rest.split_once('\n')?;
         let (bound, text) = rest.split_once('\n')?;
         (word(&mut head)? == "tenure" && word(&mut head)? == codec::VERSION).then_some(())?;
         let letter = word(&mut head)?;
         let kind = KINDS.iter().find(|(_, known)| *known == letter)?.0;
-        let handles: Option<Vec<Binding>> = words(handles).map(binding).collect();
-        let handles = handles?;
+        let sessions: Option<Vec<Binding>> = words(sessions).map(binding).collect();
+        let sessions = sessions?;
         let data = shifted(decode(kind, text)?, |number| number.checked_add(base))?;
         let mut bindings = BTreeMap::new();
         for pair in words(bound) {
             let (bound, at) = pair.split_once('=')?;
             let bound: u64 = number(bound)?;
             let bound = if kind == Kind::Reentrant { bound } else { bound.checked_add(base)? };
-            bindings.insert(bound, *handles.get(number::<usize>(at)?)?);
+            bindings.insert(bound, *sessions.get(number::<usize>(at)?)?);
         }
         let entries = entries(&data);
         let is_bound = |(bound, _, _): &(u64, Owner, u64)| bindings.contains_key(bound);
@@ -134,24 +134,24 @@ impl Body {
         let kind = codec::kind(&data);
         let letter = KINDS.iter().find(|(known, _)| *known == kind)?.1;
         let data = shifted(data, |number| Some(number.saturating_sub(base)))?;
-        let mut handles: Vec<Binding> = Vec::new();
+        let mut sessions: Vec<Binding> = Vec::new();
         let mut at = BTreeMap::new();
         let mut bound = String::new();
         for (number, binding) in &bindings {
-            let at = *at.entry(binding.handle).or_insert_with(|| {
-                handles.push(*binding);
-                handles.len() - 1
+            let at = *at.entry(binding.session).or_insert_with(|| {
+                sessions.push(*binding);
+                sessions.len() - 1
             });
             let number = if kind == Kind::Reentrant { *number } else { number.saturating_sub(base) };
             let _ = write!(bound, "{}{number}={at}", if bound.is_empty() { "" } else { " " });
         }
-        let handle = |binding: &Binding| {
+        let session = |binding: &Binding| {
             let mark = if binding.is_detached { ":d" } else { "" };
-            format!("{:x}:{}{mark}", binding.handle, binding.ttl_ms)
+            format!("{:x}:{}{mark}", binding.session, binding.ttl_ms)
         };
-        let handles: Vec<String> = handles.iter().map(handle).collect();
+        let sessions: Vec<String> = sessions.iter().map(session).collect();
         let head = format!("tenure {} {letter} {head}", codec::VERSION);
-        Some(format!("{head}\n{}\n{bound}\n{}", handles.join(" "), codec::encode(&data)))
+        Some(format!("{head}\n{}\n{bound}\n{}", sessions.join(" "), codec::encode(&data)))
     }
 }
 
@@ -241,7 +241,7 @@ impl LockSnapshot {
         for (number, _, _) in after.entries() {
             let before = self.bindings.get(&number).copied();
             let bound = bind.get(&number).copied();
-            let bound = bound.filter(|bound| before.is_none_or(|before| before.handle != bound.handle));
+            let bound = bound.filter(|bound| before.is_none_or(|before| before.session != bound.session));
             if let Some(binding) = bound.or(before) {
                 after.bindings.insert(number, binding);
             }
@@ -258,17 +258,17 @@ pub struct BoundEntry {
     pub number: u64,
     /// Its owner.
     pub owner: Owner,
-    /// The handle that it is bound to.
-    pub handle: Handle,
+    /// The session that it is bound to.
+    pub session: Session,
 }
 
 /// The holds and places of a lock, and its state, for the oracle of the simulation. `part` reads parts of its
-/// queue; `end` returns the end of a handle in milliseconds.
+/// queue; `end` returns the end of a session in milliseconds.
 #[cfg(tenure_planted)]
 pub fn whole_lock<'a>(
     stored: &Stored,
     part: impl Fn(u64) -> Option<&'a str>,
-    end: impl Fn(Handle) -> Option<u64>,
+    end: impl Fn(Session) -> Option<u64>,
 ) -> Option<(Vec<BoundEntry>, Option<ExpiringValue<Data>>)> {
     let (mut snapshot, base) = (LockSnapshot::read(Some(stored))?, stored.stamp.base);
     for at in 0..snapshot.parts.len() {
@@ -280,11 +280,11 @@ pub fn whole_lock<'a>(
     let ends: BTreeMap<u64, u64> = snapshot
         .bindings
         .iter()
-        .filter_map(|(number, binding)| Some((*number, end(binding.handle)?)))
+        .filter_map(|(number, binding)| Some((*number, end(binding.session)?)))
         .collect();
     let bound = snapshot.entries().into_iter().filter_map(|(number, owner, _)| {
-        let handle = snapshot.bindings.get(&number)?.handle;
-        Some(BoundEntry { number, owner, handle })
+        let session = snapshot.bindings.get(&number)?.session;
+        Some(BoundEntry { number, owner, session })
     });
     let bound = bound.collect();
     Some((bound, snapshot.state(&ends).lock))
@@ -330,10 +330,10 @@ fn binding(text: &str) -> Option<Binding> {
         Some(text) => (text, true),
         None => (text, false),
     };
-    let (handle, ttl_ms) = text.split_once(':')?;
-    let parsed = u64::from_str_radix(handle, 16).ok()?;
-    (format!("{parsed:x}") == handle).then_some(())?;
-    Some(Binding { handle: parsed, ttl_ms: number(ttl_ms)?, is_detached })
+    let (session, ttl_ms) = text.split_once(':')?;
+    let parsed = u64::from_str_radix(session, 16).ok()?;
+    (format!("{parsed:x}") == session).then_some(())?;
+    Some(Binding { session: parsed, ttl_ms: number(ttl_ms)?, is_detached })
 }
 
 /// Maps the numbers of a value.

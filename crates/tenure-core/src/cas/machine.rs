@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::backend::{Handle, Stored, ValueChange};
+use super::backend::{Session, Stored, ValueChange};
 use super::bind::BatchMember;
 use super::client::CasClient;
 use super::leases::About;
@@ -36,8 +36,8 @@ pub(super) struct Exchange<'a> {
     pub(super) first: &'a BatchMember<'a>,
     pub(super) known: &'a mut Known,
     pub(super) begun: Moment,
-    /// The handle for places, once one is needed.
-    pub(super) place: Option<Handle>,
+    /// The session for places, once one is needed.
+    pub(super) place: Option<Session>,
     pub(super) seen: Option<Stored>,
     pub(super) snapshot: LockSnapshot,
     /// Expiry of each living hold and place.
@@ -49,7 +49,7 @@ pub(super) struct Exchange<'a> {
 
 pub(super) enum MachineStep {
     Done(Box<MachineResult>),
-    /// A request takes a place, which needs a handle.
+    /// A request takes a place, which needs a session.
     NeedsPlace,
     /// These parts of the queue have to be read first.
     Lacks(Vec<usize>),
@@ -95,7 +95,7 @@ impl Exchange<'_> {
             let answers: Answers = members.iter().map(run).collect();
             let mut answered =
                 members.iter().zip(&answers).filter_map(|(of, said)| Some((of, said.as_ref()?)));
-            // A newcomer has to wait, and has no handle for its place yet.
+            // A newcomer has to wait, and has no session for its place yet.
             if self.place.is_none() && answered.any(|(of, answer)| of.takes_place(answer)) {
                 return Ok(MachineStep::NeedsPlace);
             }
@@ -207,7 +207,7 @@ impl Exchange<'_> {
     }
 
     /// Completes an answer with the places in unread parts. A place of this client exists as long as its
-    /// handle is alive, because no other client removes it.
+    /// session is alive, because no other client removes it.
     fn further_back(&self, op: &Op, answer: Answer) -> Answer {
         let (client, snapshot) = (self.client, &self.snapshot);
         let is_listing = matches!(op.verb, Verb::Inspect)
@@ -230,10 +230,10 @@ impl Exchange<'_> {
                 {
                     let hold = table
                         .hold(&op.name, &(owner.clone(), 0))
-                        .map(|hold| (hold.handle, hold.ticket, hold.end_ms));
-                    let Some((handle, Some(ticket), end_ms)) = hold else { continue };
+                        .map(|hold| (hold.session, hold.ticket, hold.end_ms));
+                    let Some((session, Some(ticket), end_ms)) = hold else { continue };
                     let is_further = snapshot.part_of(ticket).is_some_and(|at| !snapshot.parts[at].is_read);
-                    if is_further && end_ms >= now_ms && table.lease_of(handle).is_some() {
+                    if is_further && end_ms >= now_ms && table.lease_of(session).is_some() {
                         *place = Place::Waiting { ticket };
                     }
                 }
@@ -257,18 +257,18 @@ fn unbound<'a>(op: &'a Op, snapshot: &LockSnapshot, living: &BTreeMap<u64, u64>)
     }
 }
 
-/// The handles from which a request moves living holds and places to another.
+/// The sessions from which a request moves living holds and places to another.
 pub(super) fn moved_from(
     verb: &Verb,
     before: &LockSnapshot,
     after: &LockSnapshot,
     living: &BTreeMap<u64, u64>,
-) -> Vec<Handle> {
+) -> Vec<Session> {
     if !matches!(verb, Verb::Acquire { .. } | Verb::Renew { .. }) || planted(Bug::CasExpiredMoved) {
         return Vec::new();
     }
-    let handle =
-        |snapshot: &LockSnapshot, number: &u64| snapshot.bindings.get(number).map(|binding| binding.handle);
+    let session =
+        |snapshot: &LockSnapshot, number: &u64| snapshot.bindings.get(number).map(|binding| binding.session);
     // The detached holds of a reentrant owner share the number 0, and one of them may leave the others.
     let is_taken_over = match verb {
         Verb::Renew { hold, bind: Some(Liveness::Process | Liveness::Work), .. } => {
@@ -278,28 +278,28 @@ pub(super) fn moved_from(
     };
     let moved = living
         .keys()
-        .filter(|number| handle(before, number) != handle(after, number) || is_taken_over && **number == 0);
-    let handles: BTreeSet<Handle> = moved.filter_map(|number| handle(before, number)).collect();
-    handles.into_iter().collect()
+        .filter(|number| session(before, number) != session(after, number) || is_taken_over && **number == 0);
+    let sessions: BTreeSet<Session> = moved.filter_map(|number| session(before, number)).collect();
+    sessions.into_iter().collect()
 }
 
-/// The handles of living holds that these requests end but that belong to other owners.
+/// The sessions of living holds that these requests end but that belong to other owners.
 pub(super) fn victims(
     before: &LockSnapshot,
     after: &LockSnapshot,
     living: &BTreeMap<u64, u64>,
     owners: &[&Owner],
-) -> Vec<Handle> {
+) -> Vec<Session> {
     let left: Vec<u64> = after.entries().into_iter().map(|(number, _, _)| number).collect();
     let ended = before.entries().into_iter().filter(|(number, owner, _)| {
         let is_gone = left.binary_search(number).is_err();
         is_gone && living.contains_key(number) && !owners.contains(&owner)
     });
-    let mut handles: Vec<Handle> = ended
+    let mut sessions: Vec<Session> = ended
         .filter_map(|(number, _, _)| before.bindings.get(&number))
-        .map(|binding| binding.handle)
+        .map(|binding| binding.session)
         .collect();
-    handles.sort_unstable();
-    handles.dedup();
-    handles
+    sessions.sort_unstable();
+    sessions.dedup();
+    sessions
 }

@@ -5,18 +5,18 @@
 //! starts over.
 //!
 //! Such servers have no clock that a request can be compared with, so each hold and place is bound to a
-//! handle of its client, whose lifetime the server tracks: an entry whose handle is gone has expired. A
-//! client renews its handles, not its holds. When a hold is not renewed, its own client removes it once its
-//! time is over; a client that cannot do so loses its handles.
+//! session of its client, whose lifetime the server tracks: an entry whose session is gone has expired. A
+//! client renews its sessions, not its holds. When a hold is not renewed, its own client removes it once its
+//! time is over; a client that cannot do so loses its sessions.
 //!
 //! *Order.* Each write compares the version of its client's marker. After a request of unknown outcome, the
 //! next one first writes the marker: from then on, the earlier one has either taken effect or never will.
 //!
 //! Modules: `backend` is the interface to a server, `one_key` implements it for servers with compare-and-swap of
 //! a single key, `lock_snapshot` is the stored format, and `parts` the format of a
-//! long queue. `leases` keeps the handles and holds of this client, `client` maintains them, and `notes`
+//! long queue. `leases` keeps the sessions and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `dispatch` decides how a request is carried out: `exchange` reads,
-//! writes and repeats, `machine` runs the machine, and `bind` binds requests to handles. `records` carries out
+//! writes and repeats, `machine` runs the machine, and `bind` binds requests to sessions. `records` carries out
 //! those about records. `together` batches requests, and `turns` holds the state shared by tasks that take turns
 //! at a lock. `watch` reports changes, and `holders` lets the holders of one lock share a watch.
 
@@ -47,7 +47,7 @@ use futures_util::future::{Either, FutureExt, select};
 use tokio::sync::oneshot;
 
 pub use backend::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, PartChange, Stamp, Stored, Swap,
+    Backend, Committed, Listed, ListedRecords, LockWatch, PartChange, Session, Stamp, Stored, Swap,
     ValueChange, WatchNotice, Watched,
 };
 
@@ -208,7 +208,7 @@ impl Store for Cas {
         }
     }
 
-    /// Interrupted when a handle is lost, and with it everything that was bound to it.
+    /// Interrupted when a session is lost, and with it everything that was bound to it.
     fn signals(&self) -> &Signals {
         &self.client.signals
     }

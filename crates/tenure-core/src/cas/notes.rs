@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::backend::Handle;
+use super::backend::Session;
 use super::bind::Bind;
 use super::client::CasClient;
 use super::leases::{ClientHold, HoldKey, HoldTable, table_hold};
@@ -15,7 +15,7 @@ use crate::protocol::{Answer, Liveness, LockSpec, Op, Place, ReleaseScope, Verb}
 const RELEASE_MS: u64 = 2_000;
 
 /// How long a place lasts from a request that keeps it for `wait_ms`. Its client may be late with the next one:
-/// the place lives by its handle, and only its own client removes it sooner.
+/// the place lives by its session, and only its own client removes it sooner.
 fn place_end(wait_ms: u64) -> u64 {
     wait_ms.saturating_mul(3)
 }
@@ -25,7 +25,7 @@ pub(super) type Former = Option<(HoldKey, Option<ClientHold>, u64)>;
 
 impl CasClient {
     /// Extends the holds that a request is about, so that they do not expire while it is in flight. No other
-    /// client removes them while their handle is alive.
+    /// client removes them while their session is alive.
     pub(super) fn touch(&self, op: &Op) {
         let (now, now_ms) = (self.runtime.now(), self.now().ms);
         let mut table = self.table.lock();
@@ -69,7 +69,7 @@ impl CasClient {
                 (*hold, place_end(wait_ms.unwrap_or(*ttl_ms)), false)
             }
             (Verb::Renew { ttl_ms, hold, bind: to, .. }, Answer::Held { .. } | Answer::Growing { .. }) => {
-                // A hold that is bound to another handle keeps what is left of its lease.
+                // A hold that is bound to another session keeps what is left of its lease.
                 (*hold, if to.is_some() { millis(bind?.ttl) } else { *ttl_ms }, true)
             }
             (Verb::Refresh { owners, wait_ms, .. }, Answer::Places { places, .. }) => {
@@ -102,7 +102,7 @@ impl CasClient {
             return Some(0);
         }
         table.cap_granted_place(&op.name, &key, is_held, now_ms);
-        let end_ms = enter(&mut table, op, key, bind.handle, now_ms.saturating_add(lasts));
+        let end_ms = enter(&mut table, op, key, bind.session, now_ms.saturating_add(lasts));
         drop(table);
         self.sweep(end_ms);
         Some(end_ms)
@@ -138,7 +138,7 @@ impl CasClient {
                 // Another request may have extended it meanwhile, if it had not expired.
                 let is_restored = |hold: &&mut ClientHold| hold.end_ms == noted || former.end_ms == 0;
                 if let Some(hold) = table.hold(&op.name, key).filter(is_restored) {
-                    (hold.handle, hold.end_ms) = (former.handle, former.end_ms);
+                    (hold.session, hold.end_ms) = (former.session, former.end_ms);
                     self.sweep_sooner(former.end_ms);
                 }
             }
@@ -193,11 +193,11 @@ impl CasClient {
 }
 
 /// Records a hold; returns its expiry.
-fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, handle: Handle, end_ms: u64) -> u64 {
+fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, session: Session, end_ms: u64) -> u64 {
     let holds = table.holds.entry(op.name.clone()).or_default();
     let fresh = ClientHold {
         spec: op.spec,
-        handle,
+        session,
         former: None,
         end_ms,
         token: None,
@@ -209,10 +209,10 @@ fn enter(table: &mut HoldTable, op: &Op, key: HoldKey, handle: Handle, end_ms: u
         is_ending: false,
     };
     let hold = holds.entry(key).or_insert(fresh);
-    if hold.handle != handle {
-        hold.former = Some(hold.handle);
+    if hold.session != session {
+        hold.former = Some(hold.session);
     }
-    hold.handle = handle;
+    hold.session = session;
     hold.end_ms = hold.end_ms.max(end_ms);
     hold.end_ms
 }

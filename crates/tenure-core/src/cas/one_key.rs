@@ -10,19 +10,20 @@
 //! The key is never removed, because a server that compares nothing when it creates a key could carry out a
 //! late creation at any time.
 //!
-//! Each handle has a marker, a key with the lifetime of the handle. What a [`Swap`] compares and writes in one
+//! Each session has a marker, a key with the lifetime of the session. What a [`Swap`] compares and writes in one
 //! step with the lock is done in others:
 //!
-//! - *A write of unknown outcome* is ruled out by a write of the same lock, with the text that it has.
+//! - *A write of unknown outcome* is ruled out by a write of the same lock, with the text that it has, before its
+//!   client reads it again.
 //! - *Holds that are ended by force*: each keep-alive changes the version of the marker, so each renewal reads its
 //!   lock.
-//! - *Handles that have to be alive* are read before the write. One that ends in between cannot give a lock to two
+//! - *Sessions that have to be alive* are read before the write. One that ends in between cannot give a lock to two
 //!   owners: the lock is unchanged, and the client counts its lease from before the read.
 //!
 //! A server that expires keys removes the markers of clients that have died. On any other, a client does that
 //! which has seen a marker unchanged for its lifetime, by its own clock: the removal compares the version.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,13 +31,14 @@ use futures_util::future::{BoxFuture, Either, FutureExt, join, ready, select, tr
 use futures_util::stream::{BoxStream, StreamExt};
 
 use super::backend::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, Stamp, Stored, Swap, ValueChange,
+    Backend, Committed, Listed, ListedRecords, LockWatch, Session, Stamp, Stored, Swap, ValueChange,
     WatchNotice, Watched,
 };
 use super::lock_snapshot::LockSnapshot;
 use crate::CLIENT;
 use crate::moment::Moment;
 use crate::name::LockName;
+use crate::net::by;
 use crate::planted::{Bug, planted};
 use crate::protocol::codec::{self, number, word};
 use crate::protocol::lease::millis;
@@ -50,8 +52,8 @@ use crate::sync::Locked;
 pub enum KeyName {
     /// That of a lock.
     Lock(LockName),
-    /// The marker of a handle.
-    Marker(Handle),
+    /// The marker of a session.
+    Marker(Session),
 }
 
 /// The value of a key.
@@ -119,10 +121,10 @@ pub struct OneKey(Arc<Shared>);
 struct Shared {
     server: Arc<dyn KeyValueServer>,
     runtime: Arc<dyn Runtime>,
-    /// Locks that a write of unknown outcome may still change, each with the number of the last such write.
-    unknown: Locked<(u64, BTreeMap<LockName, u64>)>,
+    /// The next number, and the writes of locks whose outcome is not known.
+    writes: Locked<(u64, BTreeMap<u64, OpenWrite>)>,
     /// The version of each marker seen last, and since when.
-    markers: Locked<BTreeMap<Handle, (u64, Moment)>>,
+    markers: Locked<BTreeMap<Session, (u64, Moment)>>,
 }
 
 /// The value of a lock's key.
@@ -187,19 +189,39 @@ fn life_in(text: &str) -> Option<Duration> {
     text.split(' ').next().and_then(number).map(Duration::from_millis)
 }
 
-/// A write of a lock. Unless its outcome becomes known, the lock needs another one before the next request.
+/// A write of a lock whose outcome is not known.
+#[derive(Debug)]
+struct OpenWrite {
+    name: LockName,
+    /// Its outcome, or that of a caller which it carries out, is not awaited any more. Before the lock is read
+    /// again, another write rules it out.
+    is_left: bool,
+}
+
+/// A write of a lock, until its outcome is known.
 struct LockWrite<'a> {
-    of: &'a OneKey,
-    name: &'a LockName,
+    of: &'a Shared,
+    number: u64,
     is_known: bool,
+}
+
+impl<'a> LockWrite<'a> {
+    fn begin(of: &'a Shared, name: &LockName) -> Self {
+        let (next, writes) = &mut *of.writes.lock();
+        let number = *next;
+        *next += 1;
+        writes.insert(number, OpenWrite { name: name.clone(), is_left: false });
+        Self { of, number, is_known: false }
+    }
 }
 
 impl Drop for LockWrite<'_> {
     fn drop(&mut self) {
-        if !self.is_known {
-            let (last, unknown) = &mut *self.of.0.unknown.lock();
-            *last += 1;
-            unknown.insert(self.name.clone(), *last);
+        let writes = &mut self.of.writes.lock().1;
+        if self.is_known {
+            writes.remove(&self.number);
+        } else if let Some(write) = writes.get_mut(&self.number) {
+            write.is_left = true;
         }
     }
 }
@@ -207,18 +229,19 @@ impl Drop for LockWrite<'_> {
 impl OneKey {
     /// A backend on this server.
     pub fn new(server: Arc<dyn KeyValueServer>, runtime: Arc<dyn Runtime>) -> Self {
-        let (unknown, markers) = (Locked::default(), Locked::default());
-        Self(Arc::new(Shared { server, runtime, unknown, markers }))
+        let (writes, markers) = (Locked::default(), Locked::default());
+        Self(Arc::new(Shared { server, runtime, writes, markers }))
     }
 
     async fn read(&self, name: &LockName) -> Result<Option<KeyEntry>, Failure> {
+        self.rule_out_late_writes(name).await?;
         self.0.server.read(&KeyName::Lock(name.clone())).await
     }
 
     async fn commit(self, change: Swap) -> Result<Committed, Failure> {
-        let Swap { name, seen, guard: (handle, marker), moved_from, .. } = change;
-        let handles: Vec<Handle> = [handle].into_iter().chain(moved_from).collect();
-        let (entry, living) = join(self.read(&name), self.living(handles)).await;
+        let Swap { name, seen, guard: (session, marker), moved_from, .. } = change;
+        let sessions: Vec<Session> = [session].into_iter().chain(moved_from).collect();
+        let (entry, living) = join(self.read(&name), self.living(sessions)).await;
         // Nothing was written yet.
         let entry = entry.map_err(Failure::not_sent)?;
         let living = living.map_err(Failure::not_sent)?;
@@ -236,7 +259,7 @@ impl OneKey {
             life: None,
             notes: change.notes,
         };
-        let mut writing = LockWrite { of: &self, name: &name, is_known: false };
+        let mut writing = LockWrite::begin(&self.0, &name);
         let written = self.0.server.write(&KeyName::Lock(name.clone()), write).await;
         writing.is_known = !matches!(written, Err(Failure::Unknown(_)));
         Ok(match written? {
@@ -248,42 +271,46 @@ impl OneKey {
         })
     }
 
-    /// Makes sure that no write of unknown outcome takes effect any more, by writes of the same locks: each
-    /// changes the version that the earlier ones compare, unless one of those or another client has changed it.
-    async fn rule_out_late_writes(&self) -> Result<(), Failure> {
-        let unknown = self.0.unknown.lock().1.clone();
-        for (name, last) in unknown {
-            let entry = self.read(&name).await?;
-            let write = KeyWrite {
-                seen: entry.as_ref().map(|entry| entry.version),
-                text: Some(entry.map_or_else(|| OneKeyValue::default().text(), |entry| entry.text)),
-                life: None,
-                notes: Notes::default(),
-            };
-            // If another write came first, the version has changed as well.
-            let _ = self.0.server.write(&KeyName::Lock(name.clone()), write).await?;
-            let unknown = &mut self.0.unknown.lock().1;
-            if unknown.get(&name) == Some(&last) {
-                unknown.remove(&name);
-            }
+    /// Makes sure that no write of this lock that was left takes effect any more, by another write of it: that
+    /// changes the version which the earlier ones compare, unless one of those or another client has changed it.
+    async fn rule_out_late_writes(&self, name: &LockName) -> Result<(), Failure> {
+        let is_late = |write: &OpenWrite| write.is_left && write.name == *name;
+        let late: Vec<u64> = {
+            let writes = &self.0.writes.lock().1;
+            writes.iter().filter(|(_, write)| is_late(write)).map(|(number, _)| *number).collect()
+        };
+        if late.is_empty() {
+            return Ok(());
         }
+        let key = KeyName::Lock(name.clone());
+        let entry = self.0.server.read(&key).await?;
+        let write = KeyWrite {
+            seen: entry.as_ref().map(|entry| entry.version),
+            text: Some(entry.map_or_else(|| OneKeyValue::default().text(), |entry| entry.text)),
+            life: None,
+            notes: Notes::default(),
+        };
+        // If another write came first, the version has changed as well.
+        let _ = self.0.server.write(&key, write).await?;
+        let writes = &mut self.0.writes.lock().1;
+        late.iter().for_each(|number| drop(writes.remove(number)));
         Ok(())
     }
 
-    async fn open(self, life: Duration) -> Result<(Handle, u64), Failure> {
+    async fn open(self, life: Duration) -> Result<(Session, u64), Failure> {
         loop {
-            let handle = self.0.runtime.random() >> 1;
+            let session = self.0.runtime.random() >> 1;
             let text = Some(format!("{} {CLIENT}", millis(life)));
             let write = KeyWrite { seen: None, text, life: Some(life), notes: Notes::default() };
-            if let Ok(version) = self.0.server.write(&KeyName::Marker(handle), write).await? {
-                return Ok((handle, version));
+            if let Ok(version) = self.0.server.write(&KeyName::Marker(session), write).await? {
+                return Ok((session, version));
             }
         }
     }
 
-    /// Writes a marker again, or removes it. `None`: the handle is gone.
-    async fn write_marker(self, handle: Handle, removes: bool) -> Result<Option<u64>, Failure> {
-        let key = KeyName::Marker(handle);
+    /// Writes a marker again, or removes it. `None`: the session is gone.
+    async fn write_marker(self, session: Session, removes: bool) -> Result<Option<u64>, Failure> {
+        let key = KeyName::Marker(session);
         let mut entry = self.0.server.read(&key).await?;
         while let Some(KeyEntry { version, text }) = entry {
             let (seen, life) = (Some(version), life_in(&text));
@@ -297,13 +324,13 @@ impl OneKey {
         Ok(None)
     }
 
-    /// Whether a handle is alive. Removes its marker if that was unchanged for its lifetime.
-    async fn lives(&self, handle: Handle) -> Result<bool, Failure> {
+    /// Whether a session is alive. Removes its marker if that was unchanged for its lifetime.
+    async fn lives(&self, session: Session) -> Result<bool, Failure> {
         /// Maximum markers remembered.
         const MARKERS: usize = 10_000;
-        let key = KeyName::Marker(handle);
+        let key = KeyName::Marker(session);
         let Some(KeyEntry { version, text }) = self.0.server.read(&key).await? else {
-            self.0.markers.lock().remove(&handle);
+            self.0.markers.lock().remove(&session);
             return Ok(false);
         };
         let (now, life) = (self.0.runtime.now(), life_in(&text));
@@ -312,7 +339,7 @@ impl OneKey {
             if markers.len() >= MARKERS {
                 markers.clear();
             }
-            let known = markers.entry(handle).or_insert((version, now));
+            let known = markers.entry(session).or_insert((version, now));
             if known.0 != version && !planted(Bug::CasOneKeyRenewalUnseen) {
                 *known = (version, now);
             }
@@ -326,15 +353,15 @@ impl OneKey {
         Ok(matches!(self.0.server.write(&key, write).await?, Err(Some(_))))
     }
 
-    async fn living(&self, handles: Vec<Handle>) -> Result<Vec<bool>, Failure> {
-        try_join_all(handles.into_iter().map(|handle| self.lives(handle))).await
+    async fn living(&self, sessions: Vec<Session>) -> Result<Vec<bool>, Failure> {
+        try_join_all(sessions.into_iter().map(|session| self.lives(session))).await
     }
 
     async fn watch(self, name: LockName, what: Watched) -> Result<Box<dyn LockWatch>, Failure> {
         let values = self.0.server.watch(&name).await?;
         let entry = self.read(&name).await?;
         let (looks_at, record) = (self.0.runtime.now() + LOOK, OneKeyValue::of(entry.as_ref()).record);
-        let mut watch = OneKeyWatch { of: self, values, what, record, bound: Vec::new(), looks_at };
+        let mut watch = OneKeyWatch { of: self, values, what, record, bound: VecDeque::new(), looks_at };
         watch.binds(stored(entry.as_ref()).as_ref());
         Ok(Box::new(watch))
     }
@@ -342,7 +369,7 @@ impl OneKey {
 
 /// How often a watch looks for clients that have died.
 const LOOK: Duration = Duration::from_secs(1);
-/// Maximum handles that it looks at: those of holders and of the first waiters.
+/// How many sessions it looks at each time, in turn.
 const LOOKED_AT: usize = 4;
 
 /// A watch of a lock or of its record.
@@ -352,19 +379,18 @@ struct OneKeyWatch {
     what: Watched,
     /// The last record.
     record: Option<String>,
-    /// The first handles of the lock.
-    bound: Vec<Handle>,
+    /// The sessions of the lock, those first that it looks at next.
+    bound: VecDeque<Session>,
     looks_at: Moment,
 }
 
 impl OneKeyWatch {
     fn binds(&mut self, stored: Option<&Stored>) {
-        self.bound.clear();
-        for binding in LockSnapshot::read(stored).unwrap_or_default().bindings.values() {
-            if self.bound.len() < LOOKED_AT && !self.bound.contains(&binding.handle) {
-                self.bound.push(binding.handle);
-            }
-        }
+        let snapshot = LockSnapshot::read(stored).unwrap_or_default();
+        let mut bound: BTreeSet<Session> =
+            snapshot.bindings.values().map(|binding| binding.session).collect();
+        self.bound.retain(|session| bound.remove(session));
+        self.bound.extend(bound);
     }
 
     /// What a new value is to this watch; `None` if nothing that it watches has changed.
@@ -384,12 +410,16 @@ impl OneKeyWatch {
         }
     }
 
-    /// One of the handles that has ended.
-    async fn gone(&mut self) -> Option<Handle> {
-        // A failure shows nothing about them.
-        let living = self.of.living(self.bound.clone()).await.ok()?;
-        let gone = living.iter().position(|lives| !lives)?;
-        Some(self.bound.remove(gone))
+    /// One of the sessions that has ended, of the next few.
+    async fn gone(&mut self) -> Option<Session> {
+        let looked_at: Vec<Session> = self.bound.iter().copied().take(LOOKED_AT).collect();
+        self.bound.rotate_left(looked_at.len());
+        let runtime = Arc::clone(&self.of.0.runtime);
+        // A failure shows nothing about them, and no reply holds up what the watch receives.
+        let living = by(&*runtime, runtime.now() + LOOK, self.of.living(looked_at.clone())).await?.ok()?;
+        let gone = looked_at.into_iter().zip(living).find(|(_, lives)| !lives)?.0;
+        self.bound.retain(|session| *session != gone);
+        Some(gone)
     }
 }
 
@@ -428,12 +458,13 @@ impl LockWatch for OneKeyWatch {
 
 impl Backend for OneKey {
     fn read(&self, name: &LockName) -> StoreFuture<Option<Stored>> {
-        self.0.server.read(&KeyName::Lock(name.clone())).map(|entry| Ok(stored(entry?.as_ref()))).boxed()
+        let (this, name) = (self.clone(), name.clone());
+        async move { Ok(stored(Self::read(&this, &name).await?.as_ref())) }.boxed()
     }
 
     fn record(&self, name: &LockName) -> StoreFuture<Option<String>> {
-        let read = self.0.server.read(&KeyName::Lock(name.clone()));
-        read.map(|entry| Ok(OneKeyValue::of(entry?.as_ref()).record)).boxed()
+        let (this, name) = (self.clone(), name.clone());
+        async move { Ok(OneKeyValue::of(Self::read(&this, &name).await?.as_ref()).record) }.boxed()
     }
 
     /// A queue is never split.
@@ -449,37 +480,37 @@ impl Backend for OneKey {
         Self::commit(self.clone(), change).boxed()
     }
 
-    fn open(&self, life: Duration, _is_kept: bool) -> StoreFuture<(Handle, u64)> {
+    fn open(&self, life: Duration, _is_kept: bool) -> StoreFuture<(Session, u64)> {
         Self::open(self.clone(), life).boxed()
     }
 
-    fn keep(&self, handle: Handle, _seen: u64) -> StoreFuture<Option<u64>> {
-        self.clone().write_marker(handle, false).boxed()
+    fn keep(&self, session: Session, _seen: u64) -> StoreFuture<Option<u64>> {
+        self.clone().write_marker(session, false).boxed()
     }
 
-    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
-        self.clone().write_marker(handle, false).map(|kept| Ok(kept?.is_some())).boxed()
+    fn touch(&self, session: Session) -> StoreFuture<bool> {
+        self.clone().write_marker(session, false).map(|kept| Ok(kept?.is_some())).boxed()
     }
 
-    fn close(&self, handle: Handle) -> StoreFuture<()> {
-        self.clone().write_marker(handle, true).map(|closed| closed.map(drop)).boxed()
+    fn close(&self, session: Session) -> StoreFuture<()> {
+        self.clone().write_marker(session, true).map(|closed| closed.map(drop)).boxed()
     }
 
-    /// Reads the markers, which other clients need not write: see above.
-    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
+    /// Reads the markers. The writes under way are ruled out where their locks are read next: see above.
+    fn bump(&self, sessions: Vec<Session>) -> StoreFuture<Vec<Option<u64>>> {
         let this = self.clone();
         async move {
-            this.rule_out_late_writes().await?;
-            let markers = handles.into_iter().map(|handle| this.0.server.read(&KeyName::Marker(handle)));
+            this.0.writes.lock().1.values_mut().for_each(|write| write.is_left = true);
+            let markers = sessions.into_iter().map(|session| this.0.server.read(&KeyName::Marker(session)));
             let markers = try_join_all(markers).await?;
             Ok(markers.into_iter().map(|marker| marker.map(|marker| marker.version)).collect())
         }
         .boxed()
     }
 
-    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
+    fn living(&self, sessions: Vec<Session>) -> StoreFuture<Vec<bool>> {
         let this = self.clone();
-        async move { Self::living(&this, handles).await }.boxed()
+        async move { Self::living(&this, sessions).await }.boxed()
     }
 
     fn watch(&self, name: &LockName, what: Watched) -> StoreFuture<Box<dyn LockWatch>> {

@@ -70,12 +70,12 @@ impl CasClient {
         }
     }
 
-    /// The next acquisitions that can share a handle. `None` if none is waiting; the batching task then ends.
+    /// The next acquisitions that can share a session. `None` if none is waiting; the batching task then ends.
     fn next(&self, name: &LockName) -> Option<Vec<QueuedAcquire>> {
         let mut all = self.queued.lock();
         let queue = all.get_mut(name)?;
         queue.retain(|queued| !queued.reply.is_closed());
-        // A hold that is detached from the start needs a handle of its own.
+        // A hold that is detached from the start needs a session of its own.
         let group = next_group(queue, QueuedAcquire::bound_to);
         if group.is_empty() {
             all.remove(name);
@@ -130,7 +130,7 @@ impl CasClient {
     }
 }
 
-/// How long an acquisition needs its handle, in milliseconds.
+/// How long an acquisition needs its session, in milliseconds.
 fn needed(op: &Op) -> u64 {
     match op.verb {
         Verb::Acquire { ttl_ms, wait_ms, .. } => ttl_ms.max(wait_ms.unwrap_or(0)),

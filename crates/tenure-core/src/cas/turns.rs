@@ -50,7 +50,7 @@ pub(super) struct QueuedAcquire {
 }
 
 impl QueuedAcquire {
-    /// The lifetime in seconds of the handle that it can share; `None` if it needs its own.
+    /// The lifetime in seconds of the session that it can share; `None` if it needs its own.
     pub(super) fn bound_to(&self) -> Option<u64> {
         match self.op.verb {
             Verb::Acquire { ttl_ms, bind: Liveness::Process | Liveness::Work, .. } => {

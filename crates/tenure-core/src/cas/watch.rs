@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
 
-use super::backend::{Handle, LockWatch, Stored, WatchNotice, Watched};
+use super::backend::{LockWatch, Session, Stored, WatchNotice, Watched};
 use super::client::CasClient;
 use super::holders::{HoldSubscriber, Holders};
-use super::leases::{KeptHandle, OpenWatches, PLACE_WAIT};
+use super::leases::{KeptSession, OpenWatches, PLACE_WAIT};
 use super::lock_snapshot::LockSnapshot;
 use crate::moment::Moment;
 use crate::name::LockName;
@@ -184,22 +184,22 @@ impl CasClient {
         places.all(|place| place.ticket.is_some_and(|ticket| snapshot.may_wait(ticket)))
     }
 
-    /// Proves the handles of granted places alive where nothing has proven that since their last refresh.
+    /// Proves the sessions of granted places alive where nothing has proven that since their last refresh.
     async fn still_lives(&self, name: &LockName, granted: &[u64]) -> bool {
-        if !self.backend.keeps_handles() || planted(Bug::CasPlaceUnproven) {
+        if !self.backend.keeps_sessions() || planted(Bug::CasPlaceUnproven) {
             return true;
         }
-        let mut relied: BTreeMap<Handle, Moment> = BTreeMap::new();
+        let mut relied: BTreeMap<Session, Moment> = BTreeMap::new();
         for hold in self.table.lock().holds.get(name).into_iter().flat_map(BTreeMap::values) {
             if hold.ticket.is_some_and(|ticket| granted.contains(&ticket)) {
-                let until = relied.entry(hold.handle).or_default();
+                let until = relied.entry(hold.session).or_default();
                 *until = (*until).max(hold.refreshed + PLACE_WAIT);
             }
         }
-        for (handle, until) in relied {
-            let Some(KeptHandle { life, .. }) = self.lease_of(handle) else { return false };
+        for (session, until) in relied {
+            let Some(KeptSession { life, .. }) = self.lease_of(session) else { return false };
             let proven = self.lease_of_life(life, until.since(self.runtime.now()), None).await;
-            if !proven.is_ok_and(|lease| lease.handle == handle) {
+            if !proven.is_ok_and(|lease| lease.session == session) {
                 return false;
             }
         }
@@ -264,9 +264,9 @@ async fn tell(
                 stands = stored;
             }
             // A client has died: its holds and places here may be next.
-            Ok(WatchNotice::Gone(handle)) => {
-                client.lost(handle);
-                if is_bound(stands.as_ref(), handle) {
+            Ok(WatchNotice::Gone(session)) => {
+                client.lost(session);
+                if is_bound(stands.as_ref(), session) {
                     audience.tell_to_ask(&client, &name);
                 }
             }
@@ -306,10 +306,10 @@ async fn tell(
     }
 }
 
-/// Whether a hold or place of this lock is bound to the handle.
-fn is_bound(stored: Option<&Stored>, handle: u64) -> bool {
+/// Whether a hold or place of this lock is bound to the session.
+fn is_bound(stored: Option<&Stored>, session: u64) -> bool {
     let snapshot = LockSnapshot::read(stored).unwrap_or_default();
-    snapshot.bindings.values().any(|binding| binding.handle == handle)
+    snapshot.bindings.values().any(|binding| binding.session == session)
 }
 
 /// Whether an owner has a hold or a place in this snapshot.

@@ -16,7 +16,7 @@ use super::server::{ChangeOutcome, Row, SoleChange, StatementError, WriteOutcome
 use super::sessions::{EndedSessions, KnownSessions, LOOKS};
 use super::sole::{sole, sole_answer};
 use super::state::{SeenRow, unsigned};
-use super::worker::{Done, SWEEP, Session, StatementWorker, UnderWay};
+use super::worker::{Done, SWEEP, SharedSession, StatementWorker, UnderWay};
 use crate::moment::Moment;
 use crate::net::share;
 use crate::planted::{Bug, planted};
@@ -36,7 +36,7 @@ const FRESH: Duration = Duration::from_secs(600);
 
 impl StatementWorker {
     /// Sends everything that is ready.
-    pub(super) fn send(&mut self, session: &Session, under_way: &mut UnderWay) {
+    pub(super) fn send(&mut self, session: &SharedSession, under_way: &mut UnderWay) {
         let now = self.now();
         while let Some((until, _)) = self.resting.first()
             && *until <= now
@@ -63,7 +63,7 @@ impl StatementWorker {
     }
 
     /// Sends what has gathered for each sort of statement of which none is in flight.
-    fn send_locks(&mut self, now: Moment, session: &Session, under_way: &mut UnderWay) {
+    fn send_locks(&mut self, now: Moment, session: &SharedSession, under_way: &mut UnderWay) {
         let mut names = self.gathered.names(now);
         names.extend(mem::take(&mut self.ready));
         let mut ready = ReadyLocks::default();
@@ -87,7 +87,13 @@ impl StatementWorker {
         batches.into_iter().for_each(|batch| self.send_batch(batch, now, session, under_way));
     }
 
-    fn send_batch(&mut self, batch: RowBatch, now: Moment, session: &Session, under_way: &mut UnderWay) {
+    fn send_batch(
+        &mut self,
+        batch: RowBatch,
+        now: Moment,
+        session: &SharedSession,
+        under_way: &mut UnderWay,
+    ) {
         self.gathered.sent(batch.sort(), now);
         let session = Arc::clone(session);
         let asked = async move {
@@ -409,7 +415,7 @@ impl StatementWorker {
     }
 }
 
-async fn plain(session: Session, plain: PlainStatement) -> Result<Vec<Row>, StatementError> {
+async fn plain(session: SharedSession, plain: PlainStatement) -> Result<Vec<Row>, StatementError> {
     match plain {
         PlainStatement::List { prefix, after } => session.list(&prefix, &after).await,
         PlainStatement::Records { prefix, after } => session.records(&prefix, &after).await,

@@ -72,7 +72,7 @@ enum StatementEvent {
     Look,
 }
 
-pub(super) type Session = Arc<dyn StatementSession>;
+pub(super) type SharedSession = Arc<dyn StatementSession>;
 pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
 impl StatementWorker {

@@ -80,7 +80,7 @@ pub(crate) static RELEASE: Script = Script {
 /// Batched renewals of mutexes and holds in queues.
 pub(crate) static RENEW: Script = Script {
     text: include_str!("../scripts/renew.lua"),
-    sha: "6353ebc01dd3ec724268dc78256b70a927bb1335",
+    sha: "235da654d908abf9a50c9e9f2da9b95580827df7",
     guarded: None,
 };
 

@@ -179,7 +179,7 @@ pub const CAS: &[Regression] = &[
     // A refusal counted as wrong just after the holder had died.
     (Regime::Killing, 925_153, None),
     // A client that had stood still granted a lock to its own waiter, whose place had expired.
-    (Regime::Drifting, 1_378, Some(Bug::CasOwnHandleTrusted)),
+    (Regime::Drifting, 1_378, Some(Bug::CasOwnSessionTrusted)),
     // A waiter slept although its owner, in another process, had got the lock from a dead one.
     (Regime::Rush, 14_363, None),
     // Two batches of grants, a free lock, and another grant with the token of the last one.

@@ -6,7 +6,7 @@
 
 use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,7 +70,7 @@ impl KeyFiles {
         const OFFSET: u128 = 0x6c62272e07bb014262b821756295c58d;
         const PRIME: u128 = 0x0000000001000000000000000000013b;
         self.dir.join(match key {
-            KeyName::Marker(handle) => format!("marker-{handle:x}"),
+            KeyName::Marker(session) => format!("marker-{session:x}"),
             KeyName::Lock(name) => {
                 let bytes = name.as_str().bytes();
                 let hash = bytes.fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
@@ -90,8 +90,6 @@ impl KeyFiles {
             return Err(io::Error::other(format!("{}: got another file, expected a key", path.display())));
         };
         if found.ends_ms.is_some_and(|ends_ms| ends_ms < self.runtime.now().millis()) {
-            // No write changes a marker that has ended.
-            let _ = fs::remove_file(path);
             return Ok(None);
         }
         Ok(Some(found.entry))
@@ -100,9 +98,13 @@ impl KeyFiles {
     /// The guard is locked from the comparison to the write, and free again when its process ends. The rename
     /// replaces the old file by the new one in one step.
     fn swap(&self, key: &KeyName, write: KeyWrite) -> io::Result<KeyWritten> {
-        let guard = File::options().create(true).append(true).open(self.dir.join("guard"))?;
+        let mut guard = File::options().create(true).read(true).append(true).open(self.dir.join("guard"))?;
         guard.lock()?;
         let found = self.find(key)?;
+        if found.is_none() {
+            // A marker that has ended.
+            let _ = fs::remove_file(self.path(key));
+        }
         if found.as_ref().map(|entry| entry.version) != write.seen {
             return Ok(Err(found));
         }
@@ -110,7 +112,9 @@ impl KeyFiles {
             fs::remove_file(self.path(key))?;
             return Ok(Ok(0));
         };
-        let version = found.map_or(1, |entry| entry.version + 1);
+        // One byte for each write of any key, so that no version comes again after a key was removed by hand.
+        guard.write_all(b".")?;
+        let version = guard.metadata()?.len();
         let ends = write.life.filter(|_| self.expires).map(|life| (self.runtime.now() + life).millis());
         let file = KeyFile { ends_ms: ends, name: name(key).to_owned(), entry: KeyEntry { version, text } };
         let new = self.dir.join("new");

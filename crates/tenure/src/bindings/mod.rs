@@ -3,11 +3,11 @@
 //!
 //! - [`AnyLock`] is a lock of any kind, and [`AnyGuard`] its guard.
 //! - [`Report`] is what a call reports, before a package makes values of its language of it.
-//! - [`Candidacy`] leads again and again, and [`log`] delivers events.
+//! - [`Candidacy`] leads again and again, and [`event_log`] delivers events.
 
-mod guard;
-mod lock;
-pub mod log;
+mod any_guard;
+mod any_lock;
+pub mod event_log;
 mod report;
 
 use std::error::Error as _;
@@ -15,8 +15,8 @@ use std::error::Error as _;
 #[cfg(unix)]
 pub use tenure_file::take_inherited_files;
 
-pub use self::guard::{AnyGuard, Side};
-pub use self::lock::AnyLock;
+pub use self::any_guard::{AnyGuard, Side};
+pub use self::any_lock::AnyLock;
 pub use self::report::Report;
 use crate::error::{Error, Result};
 use crate::uses::cache::Cache;

@@ -223,7 +223,7 @@ impl Course {
                     if self.limit.is_some_and(|limit| at >= limit) {
                         return Ok(None);
                     }
-                    asked = self.request(self.limit).await;
+                    asked = self.request().await;
                     continue;
                 }
                 NextStep::Local(silence) => {
@@ -241,10 +241,10 @@ impl Course {
                 Some(WaitOutcome::Held(held)) if at < held.lease.lost_at() => {
                     return Ok(Some(Granted { held, handed_over: true, at }));
                 }
-                Some(WaitOutcome::Free) => {
+                Some(WaitOutcome::Free(_ahead)) => {
                     self.handed_over = true;
                     // The limit is no reason to call the store silent, as in the queue.
-                    let own = pin!(self.request(None));
+                    let own = pin!(request(&self.ask, self.policy, None, at));
                     match before(&self.engine, self.limit, own).await {
                         Some(outcome) => asked = outcome,
                         None => return Ok(None),
@@ -257,15 +257,15 @@ impl Course {
             }
             self.restart();
             (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
-            asked = self.request(self.limit).await;
+            asked = self.request().await;
         }
     }
 
-    async fn request(&self, limit: Option<Moment>) -> RequestOutcome {
+    async fn request(&self) -> RequestOutcome {
         if self.policy.is_behind(&self.queues, &self.ask) {
             return RequestOutcome::Behind;
         }
-        request(&self.ask, self.policy, limit, self.engine.now()).await
+        request(&self.ask, self.policy, self.limit, self.engine.now()).await
     }
 
     /// Waits for the turn; `None` when the wait is over.

@@ -349,17 +349,18 @@ impl Lease {
         (state.extent, state.deadline) = (Extent::Whole { sent }, lease::deadline(sent, now, time));
     }
 
-    /// Ends it unless it has ended already. Returns what must follow.
-    pub(super) fn end(&self, end: HoldEnd) -> Option<AfterEnd> {
+    /// Ends it unless it has ended already. `count` is called before anybody can see that, with the time since when
+    /// it was held, if it counts as a hold. Returns who listens.
+    pub(super) fn end(&self, end: HoldEnd, count: impl FnOnce(Moment)) -> Option<Vec<Waker>> {
         let mut state = self.state();
         if matches!(state.phase, Phase::Ended { .. }) {
             return None;
         }
         let held_since = state.phase.held_since();
         state.phase = Phase::Ended { held_since, end };
-        let held_since = held_since.filter(|_| matches!(self.role, Role::Alone | Role::Share(_)));
+        held_since.filter(|_| matches!(self.role, Role::Alone | Role::Share(_))).map(count);
         let listeners = std::mem::take(&mut state.listeners);
-        Some(AfterEnd { held_since, listeners: listeners.into_iter().map(|(_, waker)| waker).collect() })
+        Some(listeners.into_iter().map(|(_, waker)| waker).collect())
     }
 
     /// The lease that is renewed and released: the shared one, or its own.
@@ -504,14 +505,6 @@ impl Loss {
     pub(super) fn new(reason: LossReason, text: impl Into<Cow<'static, str>>) -> Self {
         Self { reason, text: text.into() }
     }
-}
-
-/// What must follow the end of a lease.
-pub(super) struct AfterEnd {
-    /// Since when its caller had held it, if one did.
-    pub(super) held_since: Option<Moment>,
-    /// To be woken.
-    pub(super) listeners: Vec<Waker>,
 }
 
 /// How a lease relates to its owner's other holds.

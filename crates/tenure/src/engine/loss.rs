@@ -4,7 +4,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::Engine;
-use super::grant::{AfterEnd, Lease, Loss, Role};
+use super::grant::{Lease, Loss, Role};
 use super::hold_end::HoldEnd;
 use crate::error::Error;
 use crate::events::{event, millis, text};
@@ -99,13 +99,13 @@ impl Lease {
         end: HoldEnd,
         loss: Option<LossReason>,
     ) -> bool {
-        let Some(AfterEnd { held_since, listeners }) = self.end(end) else { return false };
-        if let Some(since) = held_since {
+        let count = |since| {
             engine.metrics.ended(self.meter, now.since(since));
             if let Some(reason) = loss {
                 engine.metrics.lost(self.meter, reason);
             }
-        }
+        };
+        let Some(listeners) = self.end(end, count) else { return false };
         // Outside the lock, because a woken task may drop a listener.
         listeners.into_iter().for_each(Waker::wake);
         true

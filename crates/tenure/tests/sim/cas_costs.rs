@@ -16,7 +16,7 @@ use super::scenario::{MILLIS, SECONDS, Scenario};
 /// An uncontended acquire and release take one request each, and renewals do not grow with the number of
 /// holds.
 #[test]
-fn a_pair_is_two_requests_and_a_handle_serves_all_holds() {
+fn a_pair_is_two_requests_and_a_session_serves_all_holds() {
     let scenario = Scenario::cas(1, Versions::Lasting);
     let locks = scenario.client(0, SECONDS(9));
     let (server, sleep) = (scenario.server.clone(), scenario.sleep(0));

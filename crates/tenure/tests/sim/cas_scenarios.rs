@@ -42,7 +42,7 @@ fn a_late_answer_revives_nothing(versions: Versions) -> Outcome {
     let (name, spec, process) = (LockName::new("x").expect("a name"), LockSpec::Mutex, scenario.id(0));
     let (at, store, lock) = (scenario.at(0), Arc::clone(&ours), name.clone());
     scenario.spawn(0, async move {
-        // Opens the handle.
+        // Opens the session.
         store.request(acquire(&LockName::new("y").expect("a name"), spec, 1, 1_000), SECONDS(2)).await?;
         at(100).await;
         server.part(process, Parting { replies: 1_600 * MS, ..Parting::default() });
@@ -114,7 +114,7 @@ fn a_death_before_a_watch_is_seen(versions: Versions) -> Outcome {
 
 /// The answer to a detach is lost, and its undo asks for a millisecond: the hold keeps its lease.
 fn an_undone_detach_shortens_nothing(_: Versions) -> Outcome {
-    // On a server like ZooKeeper the client keeps each of its handles.
+    // On a server like ZooKeeper the client keeps each of its sessions.
     let scenario = Scenario::cas(2, Versions::Lasting);
     let (ours, theirs, server, at) =
         (scenario.store(0), scenario.store(1), scenario.server.clone(), scenario.at(0));
@@ -166,7 +166,7 @@ fn a_dead_hold_takes_no_other_over(versions: Versions) -> Outcome {
     scenario.run(10)
 }
 
-/// A client takes a hold over from a process whose handle ends before the write, whose answer is lost: the lock is
+/// A client takes a hold over from a process whose session ends before the write, whose answer is lost: the lock is
 /// free.
 fn a_hold_that_ends_during_its_take_over_stays_gone(versions: Versions) -> Outcome {
     let scenario = Scenario::cas(3, versions);
@@ -174,7 +174,7 @@ fn a_hold_that_ends_during_its_take_over_stays_gone(versions: Versions) -> Outco
     let (at, server, process) = (scenario.at(0), scenario.server.clone(), scenario.id(1));
     scenario.spawn(0, async move {
         let (name, spec) = (LockName::new("x").expect("a name"), LockSpec::Mutex);
-        // Opens the handle.
+        // Opens the session.
         ours.request(acquire(&LockName::new("y").expect("a name"), spec, 2, 60_000), SECONDS(2)).await?;
         theirs.request(acquire(&name, spec, 1, 60_000), SECONDS(2)).await?;
         at(1_000).await;
@@ -228,7 +228,7 @@ fn an_undo_is_final(versions: Versions) -> Outcome {
     let (ours, theirs) = (scenario.client(0, SECONDS(10)), scenario.client(1, SECONDS(10)));
     let (server, sleep) = (scenario.server.clone(), scenario.sleep(0));
     scenario.spawn(0, async move {
-        // Keeps the process's handle alive.
+        // Keeps the process's session alive.
         let kept = ours.mutex("y").expect("a name").lock().await.expect("a free lock");
         server.delay_next_write(MILLIS(900));
         let asked = ours.mutex("x").expect("a name").try_lock().await;
@@ -251,7 +251,7 @@ fn a_write_after_its_undo_leaves_nothing(versions: Versions) -> Outcome {
     let (ours, theirs) = (scenario.client(0, SECONDS(10)), scenario.client(1, SECONDS(10)));
     let (server, sleep) = (scenario.server.clone(), scenario.sleep(0));
     scenario.spawn(0, async move {
-        // Keeps the process's handle alive.
+        // Keeps the process's session alive.
         let kept = ours.mutex("y").expect("a name").lock().await.expect("a free lock");
         server.delay_next_write(MILLIS(900));
         let mutex = ours.mutex("x").expect("a name");

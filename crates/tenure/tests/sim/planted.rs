@@ -173,7 +173,7 @@ const CAUGHT_BY_COMPARE_AND_SWAP: &[(Bug, &str, u64)] = &[
     (Bug::CasWatchAfterLook, "progress", 5_000),
     (Bug::CasUncompared, "token order", 5_000),
     (Bug::CasFrontIsAll, "a waiter that fits is let in", 5_000),
-    (Bug::CasHandleOfAnother, "no stale release, no revival", 5_000),
+    (Bug::CasSessionOfAnother, "no stale release, no revival", 5_000),
     (Bug::CasPlaceUnproven, "exclusion within validity", 5_000),
     (Bug::CasLivingPassed, "no stale release, no revival", 5_000),
     (Bug::CasShortLeaseUnderHold, "exclusion within validity", 5_000),

@@ -1,11 +1,11 @@
-//! Reports to the oracle. On such a server a hold lasts until its client removes it or its handle ends, so
-//! the oracle takes the end of the handle as that of the lease.
+//! Reports to the oracle. On such a server a hold lasts until its client removes it or its session ends, so
+//! the oracle takes the end of the session as that of the lease.
 
 use std::collections::BTreeMap;
 
 use tenure::internals::Moment;
 use tenure::internals::protocol::{Answer, Data, ExpiringValue, Liveness, LockSpec, ReleaseScope, Verb};
-use tenure::internals::store::cas::{BoundEntry, Handle, whole_lock};
+use tenure::internals::store::cas::{BoundEntry, Session, whole_lock};
 use tenure::internals::store::observe::Told;
 use tenure::{LockName, Owner};
 
@@ -17,7 +17,7 @@ use crate::sim::oracle::Executed;
 use crate::sim::request::Shown;
 use crate::sim::server::LockView;
 
-/// How long a client relies on its last check of another client's handle.
+/// How long a client relies on its last check of another client's session.
 const LOOKS: TrueTime = 500 * MS;
 
 /// A lock on the server.
@@ -82,7 +82,7 @@ impl Judge {
     pub(super) fn look(&self, state: &State, name: &LockName) -> Look {
         let Some(stored) = state.locks.get(name) else { return Look::default() };
         let part = |id| state.parts.get(&(name.clone(), id)).map(String::as_str);
-        let end = |handle| state.handles.get(&handle).map(|life| life.end.0 / MS - 1);
+        let end = |session| state.sessions.get(&session).map(|life| life.end.0 / MS - 1);
         whole_lock(stored, part, end).map_or_else(Look::default, |(bound, lock)| Look { bound, lock })
     }
 
@@ -115,7 +115,7 @@ impl Judge {
                 && after.bound.iter().any(|other| left(&other))
                 && (!is_detached || are_detached_left);
             // Not those of another living client.
-            let is_own = state.handles.get(&bound.handle).is_none_or(|life| life.process == process);
+            let is_own = state.sessions.get(&bound.session).is_none_or(|life| life.process == process);
             let is_ended_by_force = is_forced && !before.waits(bound.number);
             !is_left && is_own && !is_ended_by_force && !told.iter().any(|told| before.releases(told, bound))
         });
@@ -152,17 +152,17 @@ impl Judge {
             let passed = &[];
             self.oracle.executed(&Executed { process, op, answer, wake, passed, together, after: view });
         }
-        // Each hold of a reentrant owner has its own handle.
+        // Each hold of a reentrant owner has its own session.
         if matches!(after.lock.as_ref().map(|lock| &lock.value), Some(Data::Hash(_))) {
             self.extended(state);
         }
     }
 
-    /// A handle ends.
-    pub(super) fn ended(&self, state: &State, handle: Handle) {
-        self.sim.note(|| format!("server: handle {handle} ends"));
+    /// A session ends.
+    pub(super) fn ended(&self, state: &State, session: Session) {
+        self.sim.note(|| format!("server: session {session} ends"));
         for name in state.locks.keys() {
-            let bound = self.look(state, name).bound.into_iter().filter(|bound| bound.handle == handle);
+            let bound = self.look(state, name).bound.into_iter().filter(|bound| bound.session == session);
             let gone: Vec<(Owner, u64)> = bound.map(|bound| (bound.owner, bound.number)).collect();
             if !gone.is_empty() {
                 self.oracle.unbound(name, &gone);
@@ -171,7 +171,7 @@ impl Judge {
         }
     }
 
-    /// The ends of handles have changed.
+    /// The ends of sessions have changed.
     pub(super) fn extended(&self, state: &State) {
         let at = self.sim.now();
         let looks: BTreeMap<&LockName, Look> =
@@ -182,11 +182,11 @@ impl Judge {
         });
     }
 
-    /// Entries bound to handles that were kept alive.
+    /// Entries bound to sessions that were kept alive.
     pub(super) fn left(&self, state: &State, now: Moment) -> Vec<String> {
         let all = state.locks.keys().flat_map(|name| self.look(state, name).bound);
-        let lives = |handle: &Handle| state.handles.get(handle).is_some_and(|life| life.kept_until > now);
-        let alive = all.filter(|bound| lives(&bound.handle));
+        let lives = |session: &Session| state.sessions.get(session).is_some_and(|life| life.kept_until > now);
+        let alive = all.filter(|bound| lives(&bound.session));
         alive.map(|bound| format!("{bound:?}")).collect()
     }
 }

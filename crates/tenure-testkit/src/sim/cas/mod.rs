@@ -63,18 +63,18 @@ fn plan(sim: &Sim, regime: Regime, versions: Option<Versions>) -> Plan {
     // A watch reports each change once, and requests do not use the server's time.
     (plan.faults.repeat_wake, plan.faults.limit, plan.faults.again) = (0, 0, 0);
     (plan.passes, plan.trips) = (false, 8);
-    // A renewal does not notice a key deleted by hand, and a revoked handle is noticed at its next
+    // A renewal does not notice a key deleted by hand, and a revoked session is noticed at its next
     // keep-alive.
     plan.node_faults.delete = 0;
-    // The lifetime of a handle: see `cas::leases`.
+    // The lifetime of a session: see `cas::leases`.
     let ttl = plan.ttl;
     plan.place_max = cas::PLACE_WAIT;
     // A hold that is being released lasts two seconds longer.
     plan.session = (ttl / 6 + lease::margin(ttl)).as_nanos() as TrueTime + 5 * SECOND;
     if let Some(Versions::OneKey { expires }) = versions {
-        // A watch looks for the ends of handles each second.
+        // A watch looks for the ends of sessions each second.
         plan.polls = 1_500 * MS;
-        // The lifetime of a handle begins when another client has first seen it.
+        // The lifetime of a session begins when another client has first seen it.
         plan.session += if expires { 0 } else { ttl.as_nanos() as TrueTime + plan.session };
     }
     plan.strict_from += plan.session * u64::from(!regime.is_calm());

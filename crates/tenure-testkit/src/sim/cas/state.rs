@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tenure::LockName;
 use tenure::internals::Moment;
-use tenure::internals::store::cas::{Handle, KeyEntry, Stored, WatchNotice, Watched};
+use tenure::internals::store::cas::{KeyEntry, Session, Stored, WatchNotice, Watched};
 use tokio::sync::{Notify, mpsc};
 
 use crate::sim::executor::ProcessId;
@@ -21,12 +21,12 @@ pub(super) struct State {
     pub(super) records: BTreeMap<LockName, String>,
     /// The values of locks' keys, on a server with compare-and-swap of one key.
     pub(super) keys: BTreeMap<LockName, KeyEntry>,
-    /// Handles last until a client removes them.
+    /// Sessions last until a client removes them.
     pub(super) keeps_markers: bool,
     /// Parts of queues.
     pub(super) parts: BTreeMap<(LockName, u64), String>,
-    pub(super) handles: BTreeMap<Handle, Life>,
-    pub(super) next: Handle,
+    pub(super) sessions: BTreeMap<Session, Life>,
+    pub(super) next: Session,
     pub(super) watches: Vec<Watcher>,
     pub(super) ends: BTreeMap<ProcessId, End>,
     pub(super) faults: Faults,
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub(super) requests: BTreeMap<&'static str, u32>,
 }
 
-/// The lifetime of a handle.
+/// The lifetime of a session.
 pub(super) struct Life {
     pub(super) life: Duration,
     pub(super) end: Moment,

@@ -97,7 +97,7 @@ fn play(mut client: TcpStream, hostile: Hostile, is_polite: bool) -> io::Result<
 
 /// What a server tells that is asked about itself.
 fn about_itself() -> Vec<&'static [u8]> {
-    let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x010\x011\x011";
+    let row = b"\x068.0.36\x010\x011\x010\x011\x0816777216\x010\x012\x011";
     [&[&[9][..]][..], &[&b"c"[..]; 9], &[END, row, END]].concat()
 }
 

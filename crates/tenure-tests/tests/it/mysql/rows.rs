@@ -154,6 +154,61 @@ fn changes_of_many_rows_take_one_statement_and_one_commit() {
     });
 }
 
+#[test]
+fn a_table_from_before_the_batches_gets_their_column() {
+    on(async {
+        let server = MariaDb::start();
+        let url = server.url_as("root", "app");
+        locks(&url, Duration::from_secs(60)).ping().await.expect("an answer");
+        server.run("ALTER TABLE app.tenure_lock DROP COLUMN batch");
+        server.run("CREATE USER few; GRANT SELECT, INSERT, UPDATE, DELETE ON app.tenure_lock TO few");
+        let few = locks(&server.url_as("few", "app"), Duration::from_secs(60));
+        let error = few.ping().await.expect_err("it may not add the column");
+        assert!(
+            format!("{error:?}").contains("its owner can: ALTER TABLE tenure_lock ADD COLUMN"),
+            "{error:?}"
+        );
+        locks(&url, Duration::from_secs(60)).ping().await.expect("an answer");
+        few.ping().await.expect("the column is there");
+    });
+}
+
+/// MariaDB keeps long texts of a derived table in another way.
+#[test]
+fn rows_of_a_batch_keep_all_columns_whatever_the_length_of_their_names() {
+    on(async {
+        let server = MariaDb::start();
+        let url = server.url_as("root", "app");
+        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        for longest in [100, 500, 501, 1_000] {
+            let names: Vec<String> =
+                (1..20).map(|at| format!("{at:02}{}", "n".repeat(longest - 2))).collect();
+            let changes: Vec<SoleChange> =
+                names.iter().map(|name| change_of(SoleVerb::Acquire, name)).collect();
+            for round in 0..3 {
+                let changed = session.change(&changes).await.expect("an answer");
+                assert_eq!(changed.tokens.len(), names.len(), "{longest}, {round}");
+                for row in session.read(&names, false).await.expect("rows") {
+                    assert_eq!(row.kind.as_deref(), Some("mutex"), "{longest}, {round}");
+                    assert_eq!(
+                        row.value,
+                        changes
+                            .iter()
+                            .find(|change| change.key.name == row.name)
+                            .map(|change| { change.value().replace('\u{1}', &row.fence.to_string()) }),
+                        "{longest}, {round}"
+                    );
+                }
+                let over: Vec<_> = changes
+                    .iter()
+                    .map(|change| SoleChange { verb: SoleVerb::Release, ..change.clone() })
+                    .collect();
+                assert_eq!(session.change(&over).await.expect("an answer").tokens.len(), names.len());
+            }
+        }
+    });
+}
+
 /// Its server has got the first statements of a transaction, and waits for the others.
 #[test]
 fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -69,7 +69,8 @@ impl LocalQueues {
         }
         queues.get(&key(ask)).is_none_or(|queue| {
             let queue = queue.queue();
-            queue.waiters.is_empty() || queue.known.has(ask)
+            let is_empty = queue.waiters.is_empty() && queue.known.ahead.strong_count() == 0;
+            is_empty || queue.known.has(ask)
         })
     }
 
@@ -102,28 +103,31 @@ impl LocalQueues {
     /// Lets the first waiter try, because a hold of this name has ended in this process: released by `by`, or
     /// lost. A sole waiter sends the request itself, which crosses no thread if it runs where the release does.
     pub(in crate::engine) fn ask_soon(&self, name: &LockName, by: Option<&Owner>) {
-        let queues = self.all();
-        if queues.is_empty() {
-            return;
-        }
-        let of_name = queues.range((name.clone(), Kind::Mutex)..);
-        for (_, wait_queue) in of_name.take_while(|((known, _), _)| known == name) {
-            let mut queue = wait_queue.queue();
-            if queue.waiters.is_empty() {
-                continue;
-            }
-            queue.known.holder = None;
-            if by.is_some() {
-                queue.known.departed = by.cloned();
-                if let Some(waiter) = queue.sole() {
-                    drop(queue);
-                    waiter.answer(Ok(WaitOutcome::Free));
+        let mut sole = Vec::new();
+        {
+            let queues = self.all();
+            let of_name = queues.range((name.clone(), Kind::Mutex)..);
+            for (_, wait_queue) in of_name.take_while(|((known, _), _)| known == name) {
+                let mut queue = wait_queue.queue();
+                if queue.waiters.is_empty() {
                     continue;
                 }
+                queue.known.holder = None;
+                if by.is_some() {
+                    queue.known.departed = by.cloned();
+                    if let Some(waiter) = queue.sole() {
+                        sole.push(waiter);
+                        continue;
+                    }
+                }
+                queue.known.is_nudged = true;
+                drop(queue);
+                wait_queue.notify.notify_one();
             }
-            queue.known.is_nudged = true;
-            drop(queue);
-            wait_queue.notify.notify_one();
+        }
+        // Outside the locks, because a woken task may run here, and ask.
+        for (waiter, ahead) in sole {
+            waiter.answer(Ok(WaitOutcome::Free(ahead)));
         }
     }
 }
@@ -148,6 +152,8 @@ pub(in crate::engine) struct LocalState {
     holder: Option<Owner>,
     /// The subscription, while the task sleeps after an answer about a mutex.
     asleep: Option<Station>,
+    /// Lives while a waiter that has left as the only one sends its own request, which newcomers must not overtake.
+    ahead: Weak<()>,
 }
 
 impl LocalState {
@@ -170,11 +176,13 @@ impl Waiters<AskInTurn> {
 
     /// Removes the only waiter, if no other client waits and no request for it is under way. Behind another waiter
     /// it would have to leave turns, and others would depend on its runtime.
-    fn sole(&mut self) -> Option<QueuedWaiter<AskInTurn>> {
+    fn sole(&mut self) -> Option<(QueuedWaiter<AskInTurn>, Arc<()>)> {
         let is_alone = self.known.asleep.as_ref().is_some_and(Station::is_alone);
         let is_sole = self.waiters.len() == 1 && (is_alone || planted(Bug::SoleAskedTwice));
         let (number, _) = self.waiters.first_key_value().filter(|_| is_sole)?;
-        self.leave(*number)
+        let (waiter, ahead) = (self.leave(*number)?, Arc::new(()));
+        self.known.ahead = Arc::downgrade(&ahead);
+        Some((waiter, ahead))
     }
 }
 

@@ -51,8 +51,9 @@ pub(in crate::engine) struct QueuedWaiter<S: Strategy> {
 #[derive(Debug)]
 pub(in crate::engine) enum WaitOutcome {
     Held(Hold),
-    /// The lock may be free, and nobody is behind: the waiter asks for it itself.
-    Free,
+    /// The lock may be free, and nobody is behind: the waiter asks for it itself. Newcomers wait behind it while this
+    /// lives.
+    Free(Arc<()>),
     /// The ticket has expired, or the store has forgotten it.
     Gone,
 }

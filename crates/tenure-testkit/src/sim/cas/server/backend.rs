@@ -28,64 +28,64 @@ impl Backend for Server {
         self.ask("commit", move |server, state| server.commit_now(state, change))
     }
 
-    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Handle, u64)> {
+    fn open(&self, life: Duration, is_kept: bool) -> StoreFuture<(Session, u64)> {
         let opened = self.ask("open", move |server, state| {
-            // Not consecutive, so that an off-by-one number is not another handle.
+            // Not consecutive, so that an off-by-one number is not another session.
             state.next += 16;
             state.revision += 1;
-            let (handle, marker, process) = (state.next, state.revision, server.process);
+            let (session, marker, process) = (state.next, state.revision, server.process);
             state
-                .handles
-                .insert(handle, Life { life, end: Moment(0), kept_until: Moment(0), marker, process });
-            server.set_end(state, handle, server.now());
-            (handle, marker)
+                .sessions
+                .insert(session, Life { life, end: Moment(0), kept_until: Moment(0), marker, process });
+            server.set_end(state, session, server.now());
+            (session, marker)
         });
         let client = self.clone();
         async move {
-            let (handle, marker) = opened.await?;
+            let (session, marker) = opened.await?;
             if is_kept {
-                client.ping(handle);
+                client.ping(session);
             }
-            Ok((handle, marker))
+            Ok((session, marker))
         }
         .boxed()
     }
 
-    fn keeps_handles(&self) -> bool {
+    fn keeps_sessions(&self) -> bool {
         self.pings.is_some()
     }
 
-    fn keep(&self, handle: Handle, _seen: u64) -> StoreFuture<Option<u64>> {
-        self.ask("keep", move |server, state| server.set_end(state, handle, server.now()))
+    fn keep(&self, session: Session, _seen: u64) -> StoreFuture<Option<u64>> {
+        self.ask("keep", move |server, state| server.set_end(state, session, server.now()))
     }
 
-    fn touch(&self, handle: Handle) -> StoreFuture<bool> {
-        self.ask("touch", move |server, state| server.set_end(state, handle, server.now()).is_some())
+    fn touch(&self, session: Session) -> StoreFuture<bool> {
+        self.ask("touch", move |server, state| server.set_end(state, session, server.now()).is_some())
     }
 
-    fn close(&self, handle: Handle) -> StoreFuture<()> {
-        self.ask("close", move |server, state| server.end(state, handle))
+    fn close(&self, session: Session) -> StoreFuture<()> {
+        self.ask("close", move |server, state| server.end(state, session))
     }
 
-    fn bump(&self, handles: Vec<Handle>) -> StoreFuture<Vec<Option<u64>>> {
+    fn bump(&self, sessions: Vec<Session>) -> StoreFuture<Vec<Option<u64>>> {
         // ZooKeeper has no reply to no request.
-        assert!(!handles.is_empty(), "a bump of no marker");
+        assert!(!sessions.is_empty(), "a bump of no marker");
         self.ask("bump", move |_, state| {
             state.revision += 1;
             let version = state.revision;
-            let bump = |handle: &Handle| {
-                state.handles.get_mut(handle).map(|life| {
+            let bump = |session: &Session| {
+                state.sessions.get_mut(session).map(|life| {
                     life.marker = version;
                     version
                 })
             };
-            handles.iter().map(bump).collect()
+            sessions.iter().map(bump).collect()
         })
     }
 
-    fn living(&self, handles: Vec<Handle>) -> StoreFuture<Vec<bool>> {
+    fn living(&self, sessions: Vec<Session>) -> StoreFuture<Vec<bool>> {
         self.ask("living", move |_, state| {
-            handles.iter().map(|handle| state.handles.contains_key(handle)).collect()
+            sessions.iter().map(|session| state.sessions.contains_key(session)).collect()
         })
     }
 

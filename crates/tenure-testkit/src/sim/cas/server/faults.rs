@@ -100,7 +100,7 @@ impl Server {
         self.later(until, |server| server.purge(&mut server.state()));
     }
 
-    /// Restarts the server with all its data, and each handle with its full lifetime.
+    /// Restarts the server with all its data, and each session with its full lifetime.
     pub(super) fn restart(&self) {
         let up_at = self.now() + self.host.span(MS, 1_500 * MS);
         self.stall(up_at);
@@ -109,18 +109,18 @@ impl Server {
         processes.into_iter().for_each(|process| self.cut(process));
         let mut state = self.state();
         let now = self.now();
-        let alive = state.handles.iter().filter(|(_, life)| life.end > now);
-        let handles: Vec<Handle> = alive.map(|(handle, _)| *handle).collect();
-        for handle in handles {
-            self.set_end(&mut state, handle, up_at);
+        let alive = state.sessions.iter().filter(|(_, life)| life.end > now);
+        let sessions: Vec<Session> = alive.map(|(session, _)| *session).collect();
+        for session in sessions {
+            self.set_end(&mut state, session, up_at);
         }
     }
 
-    /// Revokes the handles of a process, as an operator would.
+    /// Revokes the sessions of a process, as an operator would.
     pub fn revoke(&self, process: ProcessId) {
         let mut state = self.state();
-        let of_process = state.handles.iter().filter(|(_, life)| life.process == process);
-        let handles: Vec<Handle> = of_process.map(|(handle, _)| *handle).collect();
-        handles.into_iter().for_each(|handle| self.end(&mut state, handle));
+        let of_process = state.sessions.iter().filter(|(_, life)| life.process == process);
+        let sessions: Vec<Session> = of_process.map(|(session, _)| *session).collect();
+        sessions.into_iter().for_each(|session| self.end(&mut state, session));
     }
 }

@@ -22,7 +22,7 @@ impl KeyValueServer for Server {
             }
             Ok(match key {
                 KeyName::Lock(name) => server.write_lock(state, name, write),
-                KeyName::Marker(handle) => server.write_marker(state, handle, &write),
+                KeyName::Marker(session) => server.write_marker(state, session, &write),
             })
         })
     }
@@ -67,9 +67,9 @@ impl KeyValueServer for Server {
 fn entry(state: &State, key: &KeyName) -> Option<KeyEntry> {
     match key {
         KeyName::Lock(name) => state.keys.get(name).cloned(),
-        KeyName::Marker(handle) => state
-            .handles
-            .get(handle)
+        KeyName::Marker(session) => state
+            .sessions
+            .get(session)
             .map(|life| KeyEntry { version: life.marker, text: format!("{} marker", life.life.as_millis()) }),
     }
 }
@@ -103,14 +103,14 @@ impl Server {
         version
     }
 
-    fn write_marker(&self, state: &mut State, handle: Handle, write: &KeyWrite) -> u64 {
+    fn write_marker(&self, state: &mut State, session: Session, write: &KeyWrite) -> u64 {
         let Some(life) = write.life.filter(|_| write.text.is_some()) else {
-            self.end(state, handle);
+            self.end(state, session);
             return 0;
         };
         state.revision += 1;
         let (marker, process) = (state.revision, self.process);
-        let known = state.handles.entry(handle).or_insert(Life {
+        let known = state.sessions.entry(session).or_insert(Life {
             life,
             end: Moment(0),
             kept_until: Moment(0),
@@ -118,7 +118,7 @@ impl Server {
             process,
         });
         known.marker = marker;
-        self.set_end(state, handle, self.now());
+        self.set_end(state, session, self.now());
         marker
     }
 }

@@ -1,4 +1,4 @@
-//! A compare-and-swap server in memory: its conflicts, handles and watches, and the faults between it and its
+//! A compare-and-swap server in memory: its conflicts, sessions and watches, and the faults between it and its
 //! clients.
 
 mod backend;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use tenure::LockName;
 use tenure::internals::store::cas::{
-    Backend, Committed, Handle, Listed, ListedRecords, LockWatch, OneKey, PartChange, Stamp, Stored, Swap,
+    Backend, Committed, Listed, ListedRecords, LockWatch, OneKey, PartChange, Session, Stamp, Stored, Swap,
     ValueChange, WatchNotice, Watched,
 };
 use tenure::internals::store::{Cursor, Failure, StoreFuture};
@@ -120,7 +120,7 @@ impl Server {
         Self { process, pings: None, ..self.clone() }
     }
 
-    /// The connection of a client in a process. On a server like ZooKeeper it keeps the client's handles.
+    /// The connection of a client in a process. On a server like ZooKeeper it keeps the client's sessions.
     #[must_use]
     pub fn client(&self, process: &Arc<Process>) -> Self {
         let pings = || Arc::new(Pings(Arc::clone(process) as Arc<dyn Runtime>));
@@ -137,8 +137,8 @@ impl Server {
         }
     }
 
-    /// Sends pings for a handle of this client until it is gone, or the client.
-    fn ping(&self, handle: Handle) {
+    /// Sends pings for a session of this client until it is gone, or the client.
+    fn ping(&self, session: Session) {
         let Some(client) = &self.pings else { return };
         let (server, runtime, client) =
             (self.of(self.process), Arc::clone(&client.0), Arc::downgrade(client));
@@ -148,7 +148,7 @@ impl Server {
                 while client.strong_count() > 0 {
                     runtime.sleep_until(runtime.now() + PING).await;
                     let ping = move |server: &Self, state: &mut State| {
-                        server.set_end(state, handle, server.now()).is_some()
+                        server.set_end(state, session, server.now()).is_some()
                     };
                     let late = runtime.sleep_until(runtime.now() + PING);
                     if let Either::Left((Ok(false), _)) = select(server.ask("ping", ping), late).await {
@@ -208,7 +208,7 @@ impl Server {
 
     /// The time a message takes in one direction.
     fn latency(&self, state: &State) -> Duration {
-        let first = state.handles.values().map(|life| life.end).min();
+        let first = state.sessions.values().map(|life| life.end).min();
         self.host.latency(&state.faults, self.process, first)
     }
 
@@ -320,47 +320,47 @@ impl Server {
         }
     }
 
-    /// Ends handles that were not kept alive; not during a stall of the server.
+    /// Ends sessions that were not kept alive; not during a stall of the server.
     fn purge(&self, state: &mut State) {
         let now = self.now();
         if now < state.stalled_until {
             return;
         }
-        let over: Vec<Handle> =
-            state.handles.iter().filter(|(_, life)| life.end <= now).map(|(handle, _)| *handle).collect();
-        for handle in over {
-            self.end(state, handle);
+        let over: Vec<Session> =
+            state.sessions.iter().filter(|(_, life)| life.end <= now).map(|(session, _)| *session).collect();
+        for session in over {
+            self.end(state, session);
         }
     }
 
     /// Lets a marker that clients remove last until any of them would have.
-    fn outlast(&self, handle: Handle, end: Moment) {
+    fn outlast(&self, session: Session, end: Moment) {
         let (mut state, now) = (self.state(), self.now());
-        let Some(life) = state.handles.get_mut(&handle).filter(|life| life.end == end) else { return };
+        let Some(life) = state.sessions.get_mut(&session).filter(|life| life.end == end) else { return };
         if now < life.kept_until + 3 * life.life {
             life.end = end + life.life;
-            self.ends_at(&mut state, handle);
+            self.ends_at(&mut state, session);
         }
     }
 
-    /// The end of a handle has changed.
-    fn ends_at(&self, state: &mut State, handle: Handle) {
-        let Some(end) = state.handles.get(&handle).map(|life| life.end) else { return };
+    /// The end of a session has changed.
+    fn ends_at(&self, state: &mut State, session: Session) {
+        let Some(end) = state.sessions.get(&session).map(|life| life.end) else { return };
         self.later(end, |server| server.purge(&mut server.state()));
         if state.keeps_markers {
-            self.later(Moment(end.0.saturating_sub(2 * MS)), move |server| server.outlast(handle, end));
+            self.later(Moment(end.0.saturating_sub(2 * MS)), move |server| server.outlast(session, end));
         }
         if let Some(judge) = &self.host.judge {
             judge.extended(state);
         }
     }
 
-    fn end(&self, state: &mut State, handle: Handle) {
+    fn end(&self, state: &mut State, session: Session) {
         if let Some(judge) = &self.host.judge {
-            judge.ended(state, handle);
+            judge.ended(state, session);
         }
-        if state.handles.remove(&handle).is_some() {
-            self.tell(state, |watcher| watcher.what == Watched::Lock, &WatchNotice::Gone(handle));
+        if state.sessions.remove(&session).is_some() {
+            self.tell(state, |watcher| watcher.what == Watched::Lock, &WatchNotice::Gone(session));
         }
     }
 
@@ -412,7 +412,7 @@ impl Server {
     fn commit_now(&self, state: &mut State, change: Swap) -> Committed {
         let versions = self.inner.versions;
         let stored = state.locks.get(&change.name).cloned();
-        let marker = state.handles.get(&change.guard.0).map(|life| life.marker);
+        let marker = state.sessions.get(&change.guard.0).map(|life| life.marker);
         let compared = |stamp: Stamp| match versions {
             Versions::Lasting | Versions::OneKey { .. } => (stamp.version, (0, 0)),
             Versions::OfCreations => (stamp.version - stamp.base, stamp.creation),
@@ -421,7 +421,7 @@ impl Server {
         let stands = stored.as_ref().map(|stored| compared(stored.stamp)) == change.seen.map(compared);
         let there = |part: &PartChange| state.parts.contains_key(&(change.name.clone(), part.id));
         let fits = change.parts.iter().all(|part| there(part) != part.is_new);
-        let lasts = change.moved_from.iter().all(|handle| state.handles.contains_key(handle));
+        let lasts = change.moved_from.iter().all(|session| state.sessions.contains_key(session));
         if !stands || !fits || !lasts || marker != Some(change.guard.1) {
             return Committed::Conflict { stored, marker };
         }
@@ -454,7 +454,7 @@ impl Server {
             ValueChange::Keep => {}
         }
         for victim in change.victims {
-            if let Some(life) = state.handles.get_mut(&victim) {
+            if let Some(life) = state.sessions.get_mut(&victim) {
                 life.marker = version;
             }
         }
@@ -470,14 +470,14 @@ impl Server {
         Committed::Done { stamp, record }
     }
 
-    /// Restarts the lifetime of a handle.
-    fn set_end(&self, state: &mut State, handle: Handle, from: Moment) -> Option<u64> {
-        let life = state.handles.get_mut(&handle)?;
+    /// Restarts the lifetime of a session.
+    fn set_end(&self, state: &mut State, session: Session, from: Moment) -> Option<u64> {
+        let life = state.sessions.get_mut(&session)?;
         // In whole milliseconds, like the oracle's times.
         life.end = Moment((from + life.life).0.next_multiple_of(MS));
         life.kept_until = life.end;
         let marker = life.marker;
-        self.ends_at(state, handle);
+        self.ends_at(state, session);
         Some(marker)
     }
 }

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use super::guard::AnyGuard;
+use super::any_guard::AnyGuard;
 use crate::error::{Error, Result};
 use crate::fair::FairMutex;
 use crate::multi::{Multi, Part};
