@@ -221,7 +221,7 @@ impl Drop for LockWrite<'_> {
         if self.is_known {
             writes.remove(&self.number);
         } else if let Some(write) = writes.get_mut(&self.number) {
-            write.is_left = true;
+            write.is_left = !planted(Bug::CasNoBarrier);
         }
     }
 }

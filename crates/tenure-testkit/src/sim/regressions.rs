@@ -13,7 +13,7 @@ pub const ONE_SERVER: &[Regression] = &[
     // A re-entry stood in line behind a client who waited for its owner.
     (Regime::Slow, 20_000_000, Some(Bug::ReentryInLine)),
     // The only waiter asked for itself while a request for it was under way.
-    (Regime::Rush, 20, Some(Bug::SoleAskedTwice)),
+    (Regime::Rush, 80, Some(Bug::SoleAskedTwice)),
     // A second hold was not asked for when its owner had just been let in.
     (Regime::Quiet, 20_015_483, Some(Bug::SecondHoldForgotten)),
     // The end of a hold in another process was taken for one that was known.

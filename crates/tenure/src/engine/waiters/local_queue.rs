@@ -3,7 +3,7 @@
 //! One task per name sends requests for the first waiter only, so a thousand waiters cost the store as much
 //! as one. It subscribes, sends a request, and sleeps until a message, the end of the holder's lease, or a
 //! cap. A wake-up is a hint to that task and not a permit for a waiter, so no wake-up is lost when a waiter
-//! leaves.
+//! leaves. Only where nobody is behind it does a waiter get one, and asks itself.
 //!
 //! A waiter whose owner already holds the lock goes before the first, which is waiting for that owner: it is
 //! either a re-entry, or its grant was lost on the way. The last answer names the holder.
