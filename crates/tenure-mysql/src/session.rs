@@ -116,10 +116,7 @@ impl MysqlSession {
             }
             let changed = replies.next().unwrap_or_else(|| Ok(StatementReply::default()));
             // Without this answer, they may have changed.
-            let changed = changed.map_err(|error| StatementError {
-                ends_connection: error.ends_connection(),
-                failure: Failure::Unknown(Failure::cause(error.failure(true).to_string())),
-            })?;
+            let changed = changed.map_err(|error| unknown(failed(error, true)))?;
             let token = |row| (RowFields(row).text(0), RowFields(row).number(1).unwrap_or(0));
             let tokens: BTreeMap<String, i64> = changed.rows.iter().map(token).collect();
             let known = |name| tokens.contains_key(name).then_some(false);
@@ -157,13 +154,10 @@ impl MysqlSession {
             drop((replies.remove(0), replies.pop()));
         }
         if let Err(error) = replies.remove(0) {
-            let may_have_run = replies.iter().any(Result::is_ok);
-            let StatementError { mut failure, ends_connection } = failed(error, true);
+            let error = failed(error, true);
             // Without a transaction, each of the others was one of its own.
-            if may_have_run {
-                failure = Failure::Unknown(Failure::cause(failure.to_string()));
-            }
-            return Err(StatementError { failure, ends_connection });
+            let may_have_run = replies.iter().any(Result::is_ok);
+            return Err(if may_have_run { unknown(error) } else { error });
         }
         let committed = replies.pop().unwrap_or_else(|| Ok(StatementReply::default()));
         committed.map_err(|error| failed(error, true))?;
@@ -214,6 +208,11 @@ impl MysqlSession {
 fn failed(error: WireError, writes: bool) -> StatementError {
     let ends_connection = error.ends_connection();
     StatementError { failure: error.failure(writes), ends_connection }
+}
+
+/// The same, of a statement that may have been carried out.
+fn unknown(StatementError { failure, ends_connection }: StatementError) -> StatementError {
+    StatementError { failure: Failure::Unknown(Failure::cause(failure.to_string())), ends_connection }
 }
 
 impl StatementSession for MysqlSession {

@@ -10,8 +10,6 @@
     reason = "a benchmark reads the clock, sleeps and spawns"
 )]
 
-mod measured;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,8 +21,8 @@ use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::Server;
 use tokio::runtime::Builder;
 
-use measured::{ROUNDS, header, median, rate, row_of};
-
+const ROUNDS: usize = 9;
+const ROUND: Duration = Duration::from_millis(700);
 const TTL: Duration = Duration::from_secs(2);
 const COMPARE_AND_DELETE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
@@ -139,4 +137,28 @@ impl Bare {
             join_all(self.connections.iter().cloned().map(delete)).await;
         });
     }
+}
+
+fn header() {
+    println!("{:<66} {:>10} {:>10} {:>8} {:>9}", "", "ours", "bare", "ratio", "reach");
+}
+
+/// A row with a ratio that is not that of the two values.
+fn row_of(what: &str, (ours, bare, ratio): (f64, f64, f64), reach: &str) {
+    println!("{what:<66} {ours:>10.1} {bare:>10.1} {ratio:>8.2} {reach:>9}");
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Operations per second in one round.
+fn rate(mut operation: impl FnMut()) -> f64 {
+    let (start, mut count) = (Instant::now(), 0);
+    while start.elapsed() < ROUND {
+        operation();
+        count += 1;
+    }
+    f64::from(count) / start.elapsed().as_secs_f64()
 }
