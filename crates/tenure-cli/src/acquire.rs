@@ -10,7 +10,7 @@ use tenure::{LockName, Locks, Owner};
 use crate::cli::{Acquire, Kind, Renew, Verify};
 use crate::exit::{self, Failure};
 use crate::output::{self, Voice};
-use crate::store::{self, Terms};
+use crate::store::{self, Guarantees};
 use crate::wanted::Wanted;
 use crate::{asked, clock, descriptor, keep, launch, take, work};
 
@@ -32,7 +32,8 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         return Err(Failure::new(exit::OWN, message));
     }
     let (mut signals, _too_large) = work::signals()?;
-    let locks = store::open(&args.store, take::terms(request), |options| take::options(request, options))?;
+    let locks =
+        store::open(&args.store, take::guarantees(request), |options| take::options(request, options))?;
     let wanted = Wanted { request, also: &[], locks: &locks, voice, is_rerun: false };
     let guards = match wanted.take(&mut signals).await? {
         Ok(guards) => guards,
@@ -103,7 +104,7 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
     renewing.args(args.fd.map(|fd| format!("--fd={fd}")));
     renewing.args(["--", &request.name]);
     // Not as an argument, which every user of the machine can read: it may contain a password.
-    renewing.env(store::STORE_URL, store::url_with(&args.store, take::terms(request))?);
+    renewing.env(store::STORE_URL, store::url_with(&args.store, take::guarantees(request))?);
     renewing.env_remove(store::STORE_FILE);
     renewing.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let what = "cannot start the process that keeps the lock";
@@ -122,8 +123,8 @@ fn start_keeper(args: &Acquire, owner: &Owner) -> Result<(), Failure> {
 /// Renews the lease of a hold; returns the exit code.
 pub(crate) async fn renew(args: &Renew) -> Result<u8, Failure> {
     let owner: Owner = args.owner.parse()?;
-    let terms = Terms { acks: args.acks.replicas, ..Terms::default() };
-    let locks = store::open_existing_with(&args.target.store, terms, |options| options.ttl(args.ttl))?;
+    let guarantees = Guarantees { acks: args.acks.replicas, ..Guarantees::default() };
+    let locks = store::open_existing_with(&args.target.store, guarantees, |options| options.ttl(args.ttl))?;
     let asked = clock::unix();
     let Some(left) = store::unless_absent(&locks, locks.renew_detached(&args.target.name, &owner)).await??
     else {

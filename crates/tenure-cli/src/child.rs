@@ -6,15 +6,15 @@ use std::process::ExitStatus;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::deadline::Deadline;
-use crate::group::Group;
 use crate::launch::Launch;
+use crate::process_group::ProcessGroup;
 use crate::reaper::Claim;
 use crate::watchdog::{Brief, Watchdog};
 
 #[derive(Debug)]
 pub(crate) struct Child {
     process: std::process::Child,
-    pub(crate) group: Group,
+    pub(crate) group: ProcessGroup,
     reaped: bool,
     pub(crate) watchdog: Watchdog,
     _claim: Claim,
@@ -28,7 +28,7 @@ impl Child {
         let mut process = command.spawn()?;
         drop(command);
         let _claim = Claim::of(&process);
-        let group = Group::of(Pid::from_child(&process), leads);
+        let group = ProcessGroup::of(Pid::from_child(&process), leads);
         let started = Watchdog::start(brief, deadline, group.command(), leads)
             .and_then(|watchdog| gate.open().map(|()| watchdog));
         let watchdog = started.inspect_err(|_| {

@@ -18,7 +18,7 @@ use crate::exit::{BUSY, FREE, Failure, USAGE, chain, of_signal};
 use crate::held::Held;
 use crate::output::{self, Line, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::store::{self, Terms};
+use crate::store::{self, Guarantees};
 use crate::waiting::Silence;
 use crate::work::{self, Work};
 use crate::{ancestors, take, waiting};
@@ -33,7 +33,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         return Err(Failure::new(USAGE, what));
     }
     store::must_be_named(&args.store, "an election")?;
-    let url = store::url_with(&args.store, Terms::default())?;
+    let url = store::url_with(&args.store, Guarantees::default())?;
     let locks = store::open_at(&url, &args.store.prefix, |options| {
         options.ttl(args.ttl).grace(grace).label(&args.label).inherit_liveness(true)
     })?;

@@ -20,7 +20,7 @@ use crate::descriptor;
 use crate::duration::duration;
 use crate::exit::{Failure, LOST, USAGE};
 use crate::platform::Handle;
-use crate::store::{self, Terms};
+use crate::store::{self, Guarantees};
 
 #[derive(Parser)]
 #[command(no_binary_name = true)]
@@ -67,7 +67,7 @@ fn last(args: &Keep) -> Result<Option<Last>, Failure> {
 }
 
 async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
-    let locks = store::open(&args.store, Terms::default(), |options| options.ttl(args.ttl))?;
+    let locks = store::open(&args.store, Guarantees::default(), |options| options.ttl(args.ttl))?;
     let owner: Owner = args.owner.parse()?;
     let Some(guard) = locks.resume(&args.name, &owner).await? else {
         return Err(Failure::new(LOST, "the lease expired before the lock could be kept"));

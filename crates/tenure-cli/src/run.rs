@@ -38,7 +38,7 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     }
     let lease = args.max_hold.map_or(request.ttl, |most| most.min(request.ttl));
     let grace = work::grace(&args.job, lease);
-    let url = store::url_with(&args.store, take::terms(request))?;
+    let url = store::url_with(&args.store, take::guarantees(request))?;
     let locks = store::open_at(&url, &args.store.prefix, |options| {
         let options = take::options(request, options).grace(grace).inherit_liveness(true);
         match args.max_hold {

@@ -18,9 +18,9 @@ use crate::duration::duration;
 use crate::exit::{Failure, OWN, STORE, USAGE, advice, chain, of_error};
 use crate::output::Line;
 
-/// Terms given by flags: shorthands for parts of the store's URL.
+/// Guarantees given by flags: shorthands for parts of the store's URL.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Terms {
+pub(crate) struct Guarantees {
     pub(crate) acks: Option<u32>,
     pub(crate) restart_grace: Option<Duration>,
 }
@@ -28,10 +28,10 @@ pub(crate) struct Terms {
 /// Opens the named store, or the one in the user's state directory, without I/O.
 pub(crate) fn open(
     args: &Store,
-    terms: Terms,
+    guarantees: Guarantees,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    open_at(&url_with(args, terms)?, &args.prefix, change)
+    open_at(&url_with(args, guarantees)?, &args.prefix, change)
 }
 
 /// Opens the store at this URL, without I/O.
@@ -50,7 +50,7 @@ pub(crate) fn open_at(
 
 /// Like `open`, for reading: a named directory must exist.
 pub(crate) fn open_existing(args: &Store) -> Result<Locks, Failure> {
-    open_existing_with(args, Terms::default(), |options| options)
+    open_existing_with(args, Guarantees::default(), |options| options)
 }
 
 /// Sends a verb's first request. A silent store gets its [time](PATIENCE), but if no server is listening or its
@@ -86,10 +86,10 @@ async fn is_there(locks: &Locks) -> Result<(), Failure> {
 
 pub(crate) fn open_existing_with(
     args: &Store,
-    terms: Terms,
+    guarantees: Guarantees,
     change: impl FnOnce(Options) -> Options,
 ) -> Result<Locks, Failure> {
-    let url = url_with(args, terms)?;
+    let url = url_with(args, guarantees)?;
     if let Some(directory) = directory(&url)
         && named(args).is_ok_and(|named| named.is_said())
     {
@@ -114,13 +114,13 @@ pub(crate) fn missing(directory: &Path) -> Failure {
     Failure::new(STORE, message)
 }
 
-/// The store's URL, with the terms given by flags.
-pub(crate) fn url_with(args: &Store, terms: Terms) -> Result<String, Failure> {
-    terms.in_url(url(args)?)
+/// The store's URL, with the guarantees given by flags.
+pub(crate) fn url_with(args: &Store, guarantees: Guarantees) -> Result<String, Failure> {
+    guarantees.in_url(url(args)?)
 }
 
-impl Terms {
-    /// Adds the terms to the URL. A flag that contradicts the URL is an error, because all clients of a lock
+impl Guarantees {
+    /// Adds the guarantees to the URL. A flag that contradicts the URL is an error, because all clients of a lock
     /// must agree.
     fn in_url(self, url: String) -> Result<String, Failure> {
         let scheme = scheme(&url);
@@ -149,7 +149,7 @@ impl Terms {
     }
 }
 
-/// A term's flag, and the line of a configuration file that sets it.
+/// A guarantee's flag, and the line of a configuration file that sets it.
 fn with_origin(flag: &str) -> String {
     match ["run", "acquire"].iter().find_map(|verb| config::config().flag(verb, flag)) {
         Some((setting, path)) => format!("--{flag}, from {},", config::origin(path, setting.line)),
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn a_flag_is_a_part_of_the_url() {
         let with = |acks, grace: Option<u64>, url: &str| {
-            Terms { acks, restart_grace: grace.map(Duration::from_millis) }.in_url(url.into())
+            Guarantees { acks, restart_grace: grace.map(Duration::from_millis) }.in_url(url.into())
         };
         for (acks, grace, url, expected) in [
             (None, None, "file:x", "file:x"),

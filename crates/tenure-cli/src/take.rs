@@ -16,7 +16,7 @@ use crate::cli::Request;
 use crate::exit::{Failure, advice, of_signal};
 use crate::output::Span;
 use crate::signals::Signals;
-use crate::store::Terms;
+use crate::store::Guarantees;
 use crate::waiting::Awaited;
 use crate::wanted::Wanted;
 use crate::{ancestors, clock, kind, status, store};
@@ -25,9 +25,9 @@ pub(crate) fn options(request: &Request, options: Options) -> Options {
     options.ttl(request.ttl).label(&request.label).unfenced(request.unfenced)
 }
 
-/// The terms of the store given by flags.
-pub(crate) fn terms(request: &Request) -> Terms {
-    Terms { acks: request.acks.replicas, restart_grace: request.restart_grace }
+/// The guarantees of the store given by flags.
+pub(crate) fn guarantees(request: &Request) -> Guarantees {
+    Guarantees { acks: request.acks.replicas, restart_grace: request.restart_grace }
 }
 
 impl Wanted<'_> {

@@ -26,8 +26,8 @@ use serde_json::{Value, json};
 use tenure::{HoldId, Locks};
 
 use crate::deadline::Deadline;
-use crate::group::Group;
 use crate::platform::{Alarm, Woken};
+use crate::process_group::ProcessGroup;
 use crate::reaper::Claim;
 use crate::{clock, descriptor, launch};
 
@@ -111,7 +111,7 @@ impl Brief {
         format!("{brief}\n")
     }
 
-    fn read(line: &[u8]) -> Option<(Self, Group)> {
+    fn read(line: &[u8]) -> Option<(Self, ProcessGroup)> {
         let brief: Value = serde_json::from_slice(line).ok()?;
         let number = |key: &str| i32::try_from(brief[key].as_i64()?).ok();
         let command = number("command").and_then(Pid::from_raw)?;
@@ -122,7 +122,7 @@ impl Brief {
             url: brief["url"].as_str()?.to_owned(),
             ttl: Duration::from_millis(brief["ttl_ms"].as_u64()?),
         };
-        Some((read, Group::of(command, brief["leads"].as_bool()?)))
+        Some((read, ProcessGroup::of(command, brief["leads"].as_bool()?)))
     }
 }
 
@@ -155,7 +155,7 @@ fn hear(told: &mut Vec<u8>) -> bool {
 
 struct Duty {
     brief: Brief,
-    group: Group,
+    group: ProcessGroup,
     /// Its program is ending the command itself.
     is_ending: bool,
     expiries: u64,

@@ -96,7 +96,7 @@ impl Txn {
 
 /// Takes the requests that the next write carries out: the first ones whose `key` is the same, or a single one
 /// without a key.
-pub(crate) fn next_group<T, K: PartialEq>(queue: &mut VecDeque<T>, key: impl Fn(&T) -> Option<K>) -> Vec<T> {
+pub(crate) fn next_batch<T, K: PartialEq>(queue: &mut VecDeque<T>, key: impl Fn(&T) -> Option<K>) -> Vec<T> {
     let first = queue.front().and_then(&key);
     let alike = queue.iter().take(TOGETHER).take_while(|request| first.is_some() && key(request) == first);
     let count = alike.count().max(1).min(queue.len());

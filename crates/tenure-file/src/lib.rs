@@ -240,7 +240,7 @@ impl Store for File {
                 return self.ask(within, move |promise| JobRequest::ListenWhileHeld(name, promise)).boxed();
             }
             (Purpose::Ask, _) => WatchMode::Calls,
-            (_, LockSpec::Queue(_)) => WatchMode::Turns,
+            (_, LockSpec::Queue(_)) => WatchMode::Grants,
             _ => WatchMode::All,
         };
         async move {

@@ -34,8 +34,8 @@ struct LockListeners {
 /// How a process notices changes of a lock. The greatest applies if listeners differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WatchMode {
-    /// It waits in a queue and is woken when its turn comes; until then it refreshes its ticket.
-    Turns,
+    /// It waits in a queue and is woken when it is granted; until then it refreshes its ticket.
+    Grants,
     /// It retries whenever the lock becomes free, on a wake-up or a periodic look.
     Calls,
     /// It watches the directory.
@@ -51,7 +51,7 @@ impl Listeners {
 
     /// Adds a listener of a holder. `is_called`: a process that ends the hold by force sends a wake-up.
     pub(super) fn add_holder(&mut self, id: RecordId, listener: Publisher, is_called: bool) {
-        let hears = if is_called { WatchMode::Turns } else { WatchMode::All };
+        let hears = if is_called { WatchMode::Grants } else { WatchMode::All };
         add(&mut self.of(id, hears).holding, listener);
         self.watching += usize::from(!is_called);
     }
@@ -159,7 +159,7 @@ impl Listeners {
             let is_due = match listening.hears {
                 WatchMode::All => true,
                 WatchMode::Calls => all || listening.ahead.is_some(),
-                WatchMode::Turns => listening.ahead.is_some(),
+                WatchMode::Grants => listening.ahead.is_some(),
             };
             is_due.then_some(*id)
         };

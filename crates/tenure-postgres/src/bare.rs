@@ -41,7 +41,7 @@ pub async fn bare_postgres(url: &str, name: &str) -> Result<Box<dyn BareClient>>
     let opened = async move {
         let connection = connector.dial_all(None).await?;
         let texts = STEPS.map(|text| text.replace("{table}", &table));
-        let prepares = texts.iter().map(|text| connection.line.client.prepare_typed(text, &[Type::TEXT]));
+        let prepares = texts.iter().map(|text| connection.session.client.prepare_typed(text, &[Type::TEXT]));
         let statements = try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?;
         Ok((connection, statements))
     };
@@ -55,7 +55,7 @@ impl BareClient for PostgresBare {
         let (connection, statements) = (Arc::clone(&self.connection), Arc::clone(&self.statements));
         let name = Arc::clone(&self.name);
         async move {
-            let done = connection.line.client.execute(&statements[step as usize], &[&&*name]).await;
+            let done = connection.session.client.execute(&statements[step as usize], &[&&*name]).await;
             let changed = done.map_err(|error| failure::of(error, Which::Acquire))?;
             Ok(step != BareStep::Take || changed == 1)
         }

@@ -14,7 +14,7 @@ use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection};
 
 use super::failure;
-use super::line::{StatementLine, channel_of};
+use super::session::{PostgresSession, channel_of};
 use super::statements::{ALL, Statements, Which};
 use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
@@ -55,7 +55,7 @@ pub(super) struct PrimaryConnector {
 
 /// An open connection, logged in.
 pub(super) struct OpenConnection {
-    pub(super) line: Arc<StatementLine>,
+    pub(super) session: Arc<PostgresSession>,
     messages: mpsc::UnboundedReceiver<String>,
     over: oneshot::Receiver<()>,
     hangup: oneshot::Sender<()>,
@@ -66,8 +66,8 @@ impl Server for PrimaryConnector {
         async move {
             let opened = self.dial_all(before).await;
             let opened = opened.inspect_err(|failure| self.full.note(self.target.shown(), failure));
-            let OpenConnection { line, messages, over, hangup } = opened?;
-            Ok(ServerConnection { session: line, messages, over, hangup })
+            let OpenConnection { session, messages, over, hangup } = opened?;
+            Ok(ServerConnection { session, messages, over, hangup })
         }
         .boxed()
     }
@@ -155,8 +155,8 @@ impl PrimaryConnector {
                 try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
             }
         };
-        let line = Arc::new(StatementLine { client, statements, prepared, heard, label, channel });
-        Ok(OpenConnection { line, messages, over, hangup })
+        let session = Arc::new(PostgresSession { client, statements, prepared, heard, label, channel });
+        Ok(OpenConnection { session, messages, over, hangup })
     }
 
     /// Dials a server and logs in. A failure comes with whether the connection may do without TLS, which is to

@@ -1,7 +1,7 @@
 //! Locks on PostgreSQL: each lock is a row of one table. `tenure_core::rows` decides which statements to send
 //! and runs the state machine on the rows; this crate sends them.
 //!
-//! `connection` dials servers, with `tls`, and `line` sends the statements, whose SQL is in `statements`.
+//! `connection` dials servers, with `tls`, and `session` sends the statements, whose SQL is in `statements`.
 //! `url` parses the URL, `failure` maps server errors, and `diagnosis` reads server settings. `check_in` runs
 //! in transactions of the caller.
 
@@ -11,8 +11,8 @@ mod connection;
 mod diagnosis;
 mod failure;
 mod gaps;
-mod line;
 mod parameters;
+mod session;
 mod statements;
 mod tls;
 mod url;

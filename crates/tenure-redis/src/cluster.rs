@@ -18,8 +18,8 @@ use futures_util::future::{Either, FutureExt, join_all, select, select_ok};
 use tokio::sync::Notify;
 
 use self::map::{ClusterNode, Map, topology_refresh};
-use crate::connection::lines::Line;
 use crate::connection::pipeline::Pipeline;
+use crate::connection::pipelines::Chosen;
 use crate::connection::{Dial, Network};
 use crate::replies::failure::{self, Undialled, is_of_dial};
 use crate::requests::keys;
@@ -30,7 +30,7 @@ use crate::resp::encode::command;
 use crate::topology::Address;
 use crate::topology::Target;
 use crate::topology::slots::{self, Redirect};
-use crate::topology::{Access, Terms, Topology};
+use crate::topology::{Access, Guarantees, Topology};
 use tenure_core::moment::Moment;
 use tenure_core::name::{LockName, Namespace};
 use tenure_core::protocol::record::{RecordAnswer, RecordOp, RecordVerb};
@@ -61,7 +61,7 @@ struct ClusterInner {
     dial: Arc<dyn Dial>,
     seeds: Vec<Target>,
     url: Arc<str>,
-    terms: Terms,
+    guarantees: Guarantees,
     namespace: Namespace,
     /// Shared by the connections to all nodes. Also interrupted when a node takes over slots without having
     /// served any before: a promoted replica may lack writes that the old master acknowledged.
@@ -82,12 +82,12 @@ impl Cluster {
     /// A store whose connections are opened by `dial`.
     pub fn over(seeds: Vec<Target>, dial: Arc<dyn Dial>, runtime: Arc<dyn Runtime>) -> Self {
         let topology = Topology::Cluster(seeds.clone());
-        let (url, Access { terms, namespace, .. }) = (topology.shown(), topology.access());
+        let (url, Access { guarantees, namespace, .. }) = (topology.shown(), topology.access());
         let map = Locked::new(Map::new(namespace.as_str().len()));
         let (changed, trouble) = (Notify::new(), Arc::default());
         let signals = Signals::default();
         let inner =
-            ClusterInner { runtime, dial, seeds, url, terms, namespace, signals, map, changed, trouble };
+            ClusterInner { runtime, dial, seeds, url, guarantees, namespace, signals, map, changed, trouble };
         let inner = Arc::new(inner);
         inner.runtime.spawn(topology_refresh(Arc::downgrade(&inner)).boxed());
         Self(inner)
@@ -156,7 +156,7 @@ impl Store for Cluster {
     }
 
     fn capabilities(&self) -> Capabilities {
-        self.0.terms.capabilities(Err("it consists of several servers, which fail over by themselves"))
+        self.0.guarantees.capabilities(Err("it consists of several servers, which fail over by themselves"))
     }
 
     /// Accepts only names whose side keys and channel share the lock's slot. Renews only locks of one slot
@@ -167,8 +167,8 @@ impl Store for Cluster {
         let supported = if keys::share_a_slot(spec, name.as_str()) { Ok(()) } else { Err(TWO_SLOTS) };
         let slot = keys::slot(name.as_str());
         let shard = self.0.map().table.owner(slot).map(|owner| Arc::clone(&owner.shown));
-        let renewal_group = (spec != LockSpec::Reentrant).then_some(slot);
-        Placement { supported, shard, renewal_group }
+        let renews_with = (spec != LockSpec::Reentrant).then_some(slot);
+        Placement { supported, shard, renews_with }
     }
 
     /// Interrupted when any node was reconnected to, or took over slots for the first time.
@@ -184,14 +184,14 @@ impl Store for Cluster {
             let masters = inner.known_by(deadline, true, |map| {
                 Some(map.table.masters().to_vec()).filter(|masters| !masters.is_empty())
             });
-            let lines = masters.await?.into_iter().map(|member| {
+            let pipelines = masters.await?.into_iter().map(|member| {
                 let pipeline = async move {
-                    let pipeline = member.node.link.line_at_once(deadline).await;
+                    let pipeline = member.node.link.pipeline_at_once(deadline).await;
                     pipeline.map_err(|failure| at(&member.address, failure))
                 };
                 pipeline.boxed()
             });
-            select_ok(lines).await.map(|_| ())
+            select_ok(pipelines).await.map(|_| ())
         }
         .boxed()
     }
@@ -209,17 +209,17 @@ impl ClusterInner {
     async fn call(&self, op: Op, deadline: Moment) -> Result<Answer, Failure> {
         fits(op.spec, &op.name)?;
         let slot = keys::slot(op.name.as_str());
-        let mut turns = Turns::default();
+        let mut redirects = Redirects::default();
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
-            let context = RequestContext { space: route.space, asking, terms: self.terms };
+            let context = RequestContext { space: route.space, asking, guarantees: self.guarantees };
             let only_reads = matches!(op.verb, Verb::Inspect);
-            let line = self.line(&route, &op.name, only_reads, deadline).await?;
-            let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+            let chosen = self.choose(&route, &op.name, only_reads, deadline).await?;
+            let routed = RoutedRequest { op: &op, pipeline: &chosen.pipeline, context, deadline };
             let answer = route.member.node.ask(&routed).await;
-            let failure = match line.answered(answer) {
+            let failure = match chosen.answered(answer) {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
                         self.tell_where_it_was(&op, deadline).boxed().await;
@@ -228,7 +228,7 @@ impl ClusterInner {
                 }
                 Err(failure) => failure,
             };
-            asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, &mut redirects, deadline).boxed().await?;
         }
     }
 
@@ -237,7 +237,7 @@ impl ClusterInner {
     async fn renew(&self, ops: Vec<Op>, deadline: Moment) -> Vec<Result<Answer, Failure>> {
         let said = match ops.first().and_then(|op| self.open_route(keys::slot(op.name.as_str()))) {
             Some(Route { member, pipeline, space }) => {
-                let context = RequestContext { space, asking: false, terms: self.terms };
+                let context = RequestContext { space, asking: false, guarantees: self.guarantees };
                 member.node.renew(&pipeline, &ops, context, deadline).await
             }
             None => vec![Err(unserved()); ops.len()],
@@ -261,33 +261,34 @@ impl ClusterInner {
     async fn record(&self, op: RecordOp, deadline: Moment) -> Result<RecordAnswer, Failure> {
         fits(LockSpec::Mutex, &op.lock)?;
         let slot = keys::slot(op.lock.as_str());
-        let mut turns = Turns::default();
+        let mut redirects = Redirects::default();
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
             let route = self.next_route(slot, asked_of.take(), deadline).await?;
-            let context = RequestContext { space: route.space, asking, terms: self.terms };
+            let context = RequestContext { space: route.space, asking, guarantees: self.guarantees };
             let only_reads = matches!(op.verb, RecordVerb::Read);
-            let line = self.line(&route, &op.lock, only_reads, deadline).await?;
-            let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+            let chosen = self.choose(&route, &op.lock, only_reads, deadline).await?;
+            let routed = RoutedRequest { op: &op, pipeline: &chosen.pipeline, context, deadline };
             let answer = record::ask(&*self.runtime, &routed).await;
-            let answer = line.answered(answer);
+            let answer = chosen.answered(answer);
             let Err(failure) = answer else { return answer };
-            asked_of = self.redirected(slot, &route, failure, &mut turns, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, &mut redirects, deadline).boxed().await?;
         }
     }
 
     /// The connection to `route`'s node for a request about this name.
-    async fn line(
+    async fn choose(
         &self,
         route: &Route,
         name: &LockName,
         only_reads: bool,
         deadline: Moment,
-    ) -> Result<Line, Failure> {
+    ) -> Result<Chosen, Failure> {
         let Route { member, pipeline, .. } = route;
-        let line = member.node.lines.line_beside(pipeline, name, only_reads, self.terms, deadline).await;
-        line.map_err(|failure| at(&member.address, failure))
+        let chosen =
+            member.node.pipelines.choose_beside(pipeline, name, only_reads, self.guarantees, deadline).await;
+        chosen.map_err(|failure| at(&member.address, failure))
     }
 
     /// The next node to try: the one a redirect named, otherwise the one that serves the slot.
@@ -313,7 +314,7 @@ impl ClusterInner {
         slot: u16,
         route: &Route,
         failure: Failure,
-        turns: &mut Turns,
+        redirects: &mut Redirects,
         deadline: Moment,
     ) -> Result<Option<Address>, Failure> {
         let mut asked_of = None;
@@ -330,17 +331,17 @@ impl ClusterInner {
             Some(Redirect::Ask(to)) => asked_of = Some(to),
             Some(Redirect::Moved(None) | Redirect::Later) => {
                 self.trouble.notify_one();
-                turns.is_over = true;
+                redirects.is_over = true;
             }
         }
-        self.turn(turns, deadline, failure).await?;
+        self.pause(redirects, deadline, failure).await?;
         Ok(asked_of)
     }
 
     /// A route to the node that serves a slot, if there is an open connection.
     fn open_route(&self, slot: u16) -> Option<Route> {
         let (member, space) = self.map().owner(slot)?;
-        let pipeline = member.node.link.open_line()?;
+        let pipeline = member.node.link.open_pipeline()?;
         Some(Route { member, pipeline, space })
     }
 
@@ -348,7 +349,7 @@ impl ClusterInner {
     async fn route(&self, slot: u16, deadline: Moment) -> Result<Route, Failure> {
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
-            if let Some(pipeline) = member.node.link.open_line() {
+            if let Some(pipeline) = member.node.link.open_pipeline() {
                 return Ok(Route { member, pipeline, space });
             }
             let mut changed = pin!(self.changed.notified());
@@ -422,8 +423,13 @@ impl ClusterInner {
 
     /// Delays the next redirect, or returns an error if the deadline does not allow it. A redirected request
     /// was not carried out, so that error is `NotSent`.
-    async fn turn(&self, turns: &mut Turns, deadline: Moment, failure: Failure) -> Result<(), Failure> {
-        let Some(pause) = turns.pause() else { return Ok(()) };
+    async fn pause(
+        &self,
+        redirects: &mut Redirects,
+        deadline: Moment,
+        failure: Failure,
+    ) -> Result<(), Failure> {
+        let Some(pause) = redirects.pause() else { return Ok(()) };
         let until = self.runtime.now() + pause;
         if until >= deadline {
             let said = failure::said_in(&failure).map(|said| format!(": {said}"));
@@ -440,7 +446,7 @@ impl ClusterInner {
         let (pipeline, space) = {
             let map = self.map();
             let owner = map.table.owner(keys::slot(op.name.as_str()));
-            (owner.and_then(|owner| owner.node.link.open_line()), map.space())
+            (owner.and_then(|owner| owner.node.link.open_pipeline()), map.space())
         };
         if let (Some(pipeline), Publish::Sharded) = (pipeline, space.publish) {
             let channel = keys::channel(space, op.spec, op.name.as_str());
@@ -458,7 +464,7 @@ impl ClusterInner {
     ) -> Result<Listener, Failure> {
         fits(spec, name)?;
         let slot = keys::slot(name.as_str());
-        let mut turns = Turns::default();
+        let mut redirects = Redirects::default();
         loop {
             let (member, space) = self.known(deadline, |map| map.owner(slot)).await?;
             let channel = keys::subscribed(space, spec, name.as_str(), client);
@@ -473,7 +479,7 @@ impl ClusterInner {
                 failure::said_in(&failure).and_then(|error| Redirect::read(error, &member.address));
             match redirect {
                 Some(Redirect::Moved(Some(to))) => self.moved(slot, &to),
-                Some(_) => turns.is_over = true,
+                Some(_) => redirects.is_over = true,
                 // The slot may have moved during the attempt.
                 None if !self.map().serves(&member, slot) => {}
                 None => {
@@ -481,7 +487,7 @@ impl ClusterInner {
                     return Err(failure);
                 }
             }
-            self.turn(&mut turns, deadline, failure).await?;
+            self.pause(&mut redirects, deadline, failure).await?;
         }
     }
 
@@ -502,8 +508,8 @@ impl ClusterInner {
         }
         let asks = of_nodes.into_values().map(|(member, locks)| async move {
             let those: Vec<_> = locks.iter().map(|(_, lock)| lock).collect();
-            let line = member.node.link.pipeline(deadline).await?;
-            let counts = waiting::ask(&line, space.publish, &those, deadline).await?;
+            let pipeline = member.node.link.pipeline(deadline).await?;
+            let counts = waiting::ask(&pipeline, space.publish, &those, deadline).await?;
             Ok(locks.into_iter().map(|(at, _)| at).zip(counts).collect::<Vec<_>>())
         });
         let mut all = vec![None; locks.len()];
@@ -543,7 +549,7 @@ impl ClusterInner {
         let mut left = masters.iter().skip_while(|(address, _)| **address < *at_node);
         let Some((address, member)) = left.next() else { return Ok(None) };
         let rest = if address == at_node { rest } else { "" };
-        let context = RequestContext { space, asking: false, terms: self.terms };
+        let context = RequestContext { space, asking: false, guarantees: self.guarantees };
         let (from, after) =
             (Cursor(rest.to_owned()), left.next().map(|(next, _)| Cursor(format!("{next} "))));
         Ok(Some(MasterScan { address: address.clone(), member: Arc::clone(member), from, after, context }))
@@ -576,13 +582,13 @@ struct Route {
 }
 
 #[derive(Default)]
-struct Turns {
+struct Redirects {
     count: u32,
     /// No other node was named, so an immediate retry would be pointless.
     is_over: bool,
 }
 
-impl Turns {
+impl Redirects {
     fn pause(&mut self) -> Option<Duration> {
         self.count += 1;
         let waits = std::mem::take(&mut self.is_over) || self.count > HASTY;

@@ -157,7 +157,7 @@ impl Topology {
         targets.iter().map(|target| target.address.clone()).collect()
     }
 
-    /// The login, the terms and the namespace of the servers that keep its locks.
+    /// The login, the guarantees and the namespace of the servers that keep its locks.
     pub fn access(&self) -> Access {
         match self {
             Self::Server(target) => target.access.clone(),

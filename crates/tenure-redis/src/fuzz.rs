@@ -14,7 +14,7 @@ use crate::resp::Value;
 use crate::resp::parse::{Malformed, Parser, Tape};
 use crate::topology::sentinel::SentinelResolver;
 use crate::topology::slots::{ClusterView, Redirect};
-use crate::topology::{Access, Address, Sentinels, Target, Terms, Topology};
+use crate::topology::{Access, Address, Guarantees, Sentinels, Target, Topology};
 use tenure_core::name::{LockName, Namespace};
 use tenure_core::net::url::{Login, Password};
 use tenure_core::owner::Owner;
@@ -225,10 +225,10 @@ fn whatever_a_url_says_its_shown_form_says_the_same_and_no_password() {
     });
 }
 
-/// What a URL must preserve when shown and read again: addresses, databases, terms, namespace, and the Sentinel
+/// What a URL must preserve when shown and read again: addresses, databases, guarantees, namespace, and the Sentinel
 /// service.
-fn places(topology: &Topology) -> Vec<(String, u32, Terms, Namespace)> {
-    let of = |at: String, access: &Access| (at, access.db, access.terms, access.namespace.clone());
+fn places(topology: &Topology) -> Vec<(String, u32, Guarantees, Namespace)> {
+    let of = |at: String, access: &Access| (at, access.db, access.guarantees, access.namespace.clone());
     let at = |target: &Target| of(format!("{:?}", target.address), &target.access);
     match topology {
         Topology::Server(target) => vec![at(target)],

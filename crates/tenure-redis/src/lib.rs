@@ -38,7 +38,7 @@ pub use connection::{Dial, Dialled, Stream};
 pub use console::{Console, ConsoleReply, LockKeys, keys_with};
 pub use requests::scripted;
 pub use resp::{ServerError, Value};
-pub use topology::{Access, Address, Sentinels, Target, Terms, Topology};
+pub use topology::{Access, Address, Guarantees, Sentinels, Target, Topology};
 
 use connection::{Connector, Network};
 use requests::node::Node;
@@ -169,16 +169,16 @@ impl Redis {
 
     /// The same store on one connection, whose server it knows: a member that has restarted must not vote.
     pub fn of_quorum(self) -> Self {
-        self.node.lines.use_ours_only();
+        self.node.pipelines.use_ours_only();
         self
     }
 
     fn with(connector: Connector, access: Access, url: Arc<str>, runtime: Arc<dyn Runtime>) -> Self {
-        let Access { db, terms, namespace, .. } = access;
+        let Access { db, guarantees, namespace, .. } = access;
         let length = namespace.as_str().len();
         let space = Keyspace { db, publish: Publish::Plain, has_slots: false, namespace: length };
         let node = Arc::new(Node::new(connector, Signals::default(), Arc::clone(&url)));
-        let context = RequestContext { space, asking: false, terms };
+        let context = RequestContext { space, asking: false, guarantees };
         Self { runtime, node, context, namespace, is_led: false, url }
     }
 }
@@ -191,27 +191,29 @@ impl Store for Redis {
             StoreRequest::Lock(op) => async move {
                 let deadline = node.runtime.now() + within;
                 let only_reads = matches!(op.verb, Verb::Inspect);
-                let line = node.lines.line(&op.name, only_reads, context.terms, deadline).await?;
-                let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+                let chosen =
+                    node.pipelines.choose(&op.name, only_reads, context.guarantees, deadline).await?;
+                let routed = RoutedRequest { op: &op, pipeline: &chosen.pipeline, context, deadline };
                 let answer = node.ask(&routed).await;
-                line.answered(answer).map(StoreReply::Lock)
+                chosen.answered(answer).map(StoreReply::Lock)
             }
             .boxed(),
             StoreRequest::Record(op) => async move {
                 let deadline = node.runtime.now() + within;
                 let only_reads = matches!(op.verb, RecordVerb::Read);
-                let line = node.lines.line(&op.lock, only_reads, context.terms, deadline).await?;
-                let routed = RoutedRequest { op: &op, pipeline: &line.pipeline, context, deadline };
+                let chosen =
+                    node.pipelines.choose(&op.lock, only_reads, context.guarantees, deadline).await?;
+                let routed = RoutedRequest { op: &op, pipeline: &chosen.pipeline, context, deadline };
                 let answer = requests::record::ask(&*node.runtime, &routed).await;
-                line.answered(answer).map(StoreReply::Record)
+                chosen.answered(answer).map(StoreReply::Record)
             }
             .boxed(),
             StoreRequest::Renewals(ops) => async move {
                 let deadline = node.runtime.now() + within;
                 // Always on the store's own connection. Order does not matter here: a late renewal only extends
                 // a hold that still exists.
-                let line = node.link.pipeline(deadline).await?;
-                Ok(StoreReply::Renewals(node.renew(&line, &ops, context, deadline).await))
+                let pipeline = node.link.pipeline(deadline).await?;
+                Ok(StoreReply::Renewals(node.renew(&pipeline, &ops, context, deadline).await))
             }
             .boxed(),
         }
@@ -252,8 +254,8 @@ impl Store for Redis {
         };
         let locks: Vec<_> = locks.iter().map(counted).collect();
         async move {
-            let line = node.link.pipeline(deadline).await?;
-            waiting::ask(&line, space.publish, &locks.iter().collect::<Vec<_>>(), deadline).await
+            let pipeline = node.link.pipeline(deadline).await?;
+            waiting::ask(&pipeline, space.publish, &locks.iter().collect::<Vec<_>>(), deadline).await
         }
         .boxed()
     }
@@ -273,16 +275,16 @@ impl Store for Redis {
     fn capabilities(&self) -> Capabilities {
         let member = match self.is_led {
             true => Err("it consists of several servers, and its sentinels choose the master"),
-            false if self.context.terms != Terms::default() => {
+            false if self.context.guarantees != Guarantees::default() => {
                 Err("members of a quorum do not use acks or restart-grace")
             }
             false => Ok(()),
         };
-        self.context.terms.capabilities(member)
+        self.context.guarantees.capabilities(member)
     }
 
     fn placement(&self, _name: &LockName, spec: LockSpec) -> Placement {
-        Placement { renewal_group: (spec != LockSpec::Reentrant).then_some(0), ..Placement::default() }
+        Placement { renews_with: (spec != LockSpec::Reentrant).then_some(0), ..Placement::default() }
     }
 
     fn signals(&self) -> &Signals {
@@ -293,9 +295,9 @@ impl Store for Redis {
         let Self { runtime, node, .. } = self.clone();
         async move {
             let deadline = runtime.now() + within;
-            let line = node.link.line_at_once(deadline).await?;
-            match line.ask(&command(&["PING"]), deadline).await? {
-                Value::ServerError(error) => Err(refused(&line, &error)),
+            let pipeline = node.link.pipeline_at_once(deadline).await?;
+            match pipeline.ask(&command(&["PING"]), deadline).await? {
+                Value::ServerError(error) => Err(refused(&pipeline, &error)),
                 _ => Ok(()),
             }
         }

@@ -205,9 +205,9 @@ impl Guard {
     /// # Ok::<(), tenure::Error>(()) }).unwrap();
     /// ```
     pub fn hold_id(&self) -> HoldId {
-        // The term, not the lease: several guards may share one hold in the store.
-        let term = self.lease().term();
-        HoldId { name: term.name.clone(), spec: term.spec, owner: term.owner.clone(), hold: term.hold }
+        // The root, not the share: several guards may share one hold in the store.
+        let root = self.lease().root();
+        HoldId { name: root.name.clone(), spec: root.spec, owner: root.owner.clone(), hold: root.hold }
     }
 
     /// The loss, if it is known. A guard's hold cannot have been released while the guard exists.

@@ -100,7 +100,7 @@ impl Locks {
     ///
     /// `?acks=N` requires N replicas to confirm a grant and each renewal. With `?restart-grace=30s`, a server
     /// that restarted or was promoted grants nothing for that long. Both are explained
-    /// [below](#terms-of-a-store).
+    /// [below](#guarantees-of-a-store).
     ///
     /// On servers, `?namespace=app:` puts a text before all keys and channels, so that a user with rights on that
     /// text alone can lock, and applications share nothing. Clients with different namespaces do not exclude each
@@ -116,9 +116,9 @@ impl Locks {
     /// the system's (whose location `SSL_CERT_FILE` and `SSL_CERT_DIR` override); `cert` and `key` are the
     /// client certificate. All of them are read at each dial.
     ///
-    /// # Terms of a store
+    /// # Guarantees of a store
     ///
-    /// All clients of a lock have to agree on these terms, so they are part of the URL.
+    /// All clients of a lock have to agree on these, so they are part of the URL.
     ///
     /// **`acks=N`**, N ≥ 1: for a single server with replicas, with or without Sentinel, or a cluster. A
     /// grant or renewal counts only once N replicas have confirmed it. A grant with fewer confirmations is

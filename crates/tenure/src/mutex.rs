@@ -21,8 +21,8 @@ use crate::options::Options;
 /// # Guarantees
 /// - *Exclusion* while the guard [`is_held`](Guard::is_held), on the conditions stated at [`Guard`].
 /// - *Order*: none is promised. Within a process, callers are served in order of arrival. Between processes,
-///   the first to ask after a release wins; a process that hands the lock over internally gives other
-///   processes a turn now and then.
+///   the first to ask after a release wins; a process that hands the lock over internally yields to
+///   others now and then.
 /// - *A crash* costs one lease ([`Options::ttl`](crate::Options::ttl)). On the `file:` store it costs
 ///   nothing: the lock is free at once.
 /// - *Tokens* ([`Guard::fence`]) increase with every grant.

@@ -33,7 +33,7 @@ use crate::cli::Bench;
 use crate::exit::{BUSY, Failure, OWN, of_signal};
 use crate::output::{self, Voice};
 use crate::signals::{END_THE_WAIT, Signals};
-use crate::store::{self, Terms};
+use crate::store::{self, Guarantees};
 use crate::{asked, clock, status};
 use bare::{Bare, Directory, Servers};
 use others::Others;
@@ -122,7 +122,8 @@ async fn measured(args: &Bench) -> Result<u8, Failure> {
     let is_cluster = matches!(topology, Some(Topology::Cluster(_)));
     let name = if is_cluster && !name.contains('{') { format!("{{{name}}}") } else { name };
     let bare_name = LockName::new(&format!("{}{name}:bare", args.store.prefix))?;
-    let open = || store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(args.ttl));
+    let open =
+        || store::open_existing_with(&args.store, Guarantees::default(), |options| options.ttl(args.ttl));
     let clients: Result<Vec<_>, Failure> = (0..args.clients).map(|_| open()).collect();
     let own = Own { clients: clients?, name };
     for ready in join_all(own.clients.iter().map(Locks::ping)).await {

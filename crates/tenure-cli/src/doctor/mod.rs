@@ -47,7 +47,7 @@ use tenure::{LockName, Locks};
 use crate::cli::Doctor;
 use crate::exit::{FINDINGS, Failure, chain};
 use crate::output;
-use crate::store::{self, Terms};
+use crate::store::{self, Guarantees};
 #[cfg(feature = "serve")]
 pub(crate) use cluster::masters;
 use report::Report;
@@ -88,7 +88,8 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     let mut report = Report::default();
     let name = format!("doctor-{:016x}", RandomState::new().hash_one(0));
     LockName::new(&format!("{}{name}", args.store.prefix))?;
-    let open = |ttl| store::open_existing_with(&args.store, Terms::default(), |options| options.ttl(ttl));
+    let open =
+        |ttl| store::open_existing_with(&args.store, Guarantees::default(), |options| options.ttl(ttl));
     let locks = if let Some(path) = store::directory(&url) {
         let locks = open(args.ttl)?;
         file::check(path, &mut report)?;
@@ -120,7 +121,7 @@ pub(crate) async fn doctor(args: &Doctor) -> Result<u8, Failure> {
     } else {
         let topology = Topology::parse(&url)?;
         let access = topology.access();
-        let (acks, restart_grace) = (access.terms.acks, access.terms.restart_grace);
+        let (acks, restart_grace) = (access.guarantees.acks, access.guarantees.restart_grace);
         // A longer lease is reported below, and an error of the library.
         let locks = open(restart_grace.map_or(args.ttl, |grace| args.ttl.min(grace)))?;
         let (ttl, prefix, namespace) = (args.ttl, args.store.prefix.clone(), access.namespace);

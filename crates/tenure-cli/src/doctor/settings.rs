@@ -4,7 +4,7 @@ use super::Setup;
 use super::report::Report;
 use crate::output::Span;
 
-/// Compares the URL's terms with the lease.
+/// Compares the URL's guarantees with the lease.
 pub(super) fn of_the_url(setup: &Setup, url: &str, report: &mut Report) {
     let Some(grace) = setup.restart_grace else {
         if setup.acks > 0 && !setup.is_cluster() {

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
 use tenure_testkit::servers::{
-    Authority, Config, Ensemble, Etcd, MariaDb, Postgres, Server, ZooKeeper, eventually, on_terms,
+    Authority, Config, Ensemble, Etcd, MariaDb, Postgres, Server, ZooKeeper, eventually, with_query,
 };
 
 use crate::doctor::told;
@@ -39,7 +39,7 @@ fn the_doctor_notes_each_store_that_tls_does_not_check() {
             (format!("sslmode=verify-ca&ca={}", authority.ca().display()), None),
             ("sslmode=require".to_owned(), Some("nothing checks which server answers")),
         ] {
-            let url = on_terms(&url, &terms);
+            let url = with_query(&url, &terms);
             // The first TLS handshake of a Java process outlasts a dial.
             let listed = || env.run(env.tenure(["list", "--store", &url])).code() == Some(0);
             eventually("it answers", SOON, listed);

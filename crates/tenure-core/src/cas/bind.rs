@@ -69,15 +69,15 @@ impl BatchMember<'_> {
 impl CasClient {
     /// The session for the places of these requests.
     pub(super) async fn place_session(&self, members: &[BatchMember<'_>]) -> Result<Session, Failure> {
-        let terms = || {
+        let times = || {
             members.iter().filter_map(|of| match of.op.verb {
                 Verb::Acquire { ttl_ms, wait_ms, .. } => Some((wait_ms, ttl_ms)),
                 _ => None,
             })
         };
         // A request that takes no place has no say in how long the others' places live.
-        let places = terms().filter_map(|(wait_ms, ttl_ms)| Some((wait_ms?, ttl_ms)));
-        let longest = places.max().or_else(|| terms().map(|(_, ttl_ms)| (ttl_ms, ttl_ms)).max());
+        let places = times().filter_map(|(wait_ms, ttl_ms)| Some((wait_ms?, ttl_ms)));
+        let longest = places.max().or_else(|| times().map(|(_, ttl_ms)| (ttl_ms, ttl_ms)).max());
         let (wait_ms, ttl_ms) = longest.unwrap_or_default();
         let wait = Duration::from_millis(wait_ms);
         let life = place_life(Duration::from_millis(ttl_ms), wait);

@@ -13,9 +13,9 @@ use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
 use super::WriteState;
 use super::backend::{Backend, Session, Stamp, Stored};
 use super::holders::AllHolders;
+use super::known::{Known, QueuedAcquire};
 use super::leases::{About, ClientHold, HoldKey, KeptSession, SharedTable, life};
 use super::lock_snapshot::LockSnapshot;
-use super::turns::{Known, QueuedAcquire};
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::net::by;
@@ -33,8 +33,8 @@ pub(super) fn renewal_patience(lease: Duration) -> Duration {
     if planted(Bug::CasKeepAwaited) { Duration::MAX } else { lease / 24 }
 }
 
-/// Requests with the same key take turns.
-type KeyedTurns<K, T> = Locked<BTreeMap<K, Arc<Mutex<T>>>>;
+/// Requests with the same key go one after another.
+type KeyedMutexes<K, T> = Locked<BTreeMap<K, Arc<Mutex<T>>>>;
 
 /// One client of a server.
 pub(super) struct CasClient {
@@ -43,14 +43,14 @@ pub(super) struct CasClient {
     pub(super) table: SharedTable,
     /// Interrupted when a session is lost.
     pub(super) signals: Signals,
-    /// The last known value of each lock, behind the turn that serializes its requests.
-    names: KeyedTurns<LockName, Known>,
+    /// The last known value of each lock, behind the mutex that serializes its requests.
+    names: KeyedMutexes<LockName, Known>,
     /// Acquisitions for the next batch of each lock that has a batching task.
     pub(super) queued: Locked<BTreeMap<LockName, VecDeque<QueuedAcquire>>>,
     /// Serializes the requests of one owner about one lock.
-    owners: KeyedTurns<(LockName, Owner), ()>,
+    owners: KeyedMutexes<(LockName, Owner), ()>,
     /// Per lifetime in seconds: one task keeps the session alive, and the others wait for it.
-    keeping: KeyedTurns<u64, ()>,
+    keeping: KeyedMutexes<u64, ()>,
     /// Held while a session is opened.
     opening: Mutex<()>,
     /// When the backend was last told to use another server.
@@ -102,30 +102,30 @@ impl Drop for WriteInFlight<'_> {
     }
 }
 
-/// A turn of the requests with one key. It is removed with its last request, even if that is dropped, unless
+/// Serializes the requests with one key. It is removed with its last request, even if that is dropped, unless
 /// the client `keeps` it.
-pub(super) struct KeyedTurn<'a, K: Ord, T> {
+pub(super) struct KeyedMutex<'a, K: Ord, T> {
     client: &'a CasClient,
-    turns: &'a KeyedTurns<K, T>,
+    mutexes: &'a KeyedMutexes<K, T>,
     key: K,
-    turn: Option<Arc<Mutex<T>>>,
+    mutex: Option<Arc<Mutex<T>>>,
     keeps: fn(&CasClient, &K) -> bool,
 }
 
-impl<K: Ord, T> Deref for KeyedTurn<'_, K, T> {
+impl<K: Ord, T> Deref for KeyedMutex<'_, K, T> {
     type Target = Mutex<T>;
     fn deref(&self) -> &Mutex<T> {
-        self.turn.as_ref().expect("it is there until it is dropped")
+        self.mutex.as_ref().expect("it is there until it is dropped")
     }
 }
 
-impl<K: Ord, T> Drop for KeyedTurn<'_, K, T> {
+impl<K: Ord, T> Drop for KeyedMutex<'_, K, T> {
     fn drop(&mut self) {
-        let mut turns = self.turns.lock();
-        self.turn = None;
-        let is_idle = turns.get(&self.key).is_some_and(|turn| Arc::strong_count(turn) == 1);
+        let mut mutexes = self.mutexes.lock();
+        self.mutex = None;
+        let is_idle = mutexes.get(&self.key).is_some_and(|mutex| Arc::strong_count(mutex) == 1);
         if is_idle && !(self.keeps)(self.client, &self.key) {
-            turns.remove(&self.key);
+            mutexes.remove(&self.key);
         }
     }
 }
@@ -175,49 +175,53 @@ impl CasClient {
         Now { ms: self.runtime.now().millis() + 1, unix_us: 0 }
     }
 
-    fn keyed_turn<'a, K: Ord + Clone, T: Default>(
+    fn keyed<'a, K: Ord + Clone, T: Default>(
         &'a self,
-        turns: &'a KeyedTurns<K, T>,
+        mutexes: &'a KeyedMutexes<K, T>,
         key: K,
         keeps: fn(&Self, &K) -> bool,
-    ) -> KeyedTurn<'a, K, T> {
-        let turn = Some(Arc::clone(turns.lock().entry(key.clone()).or_default()));
-        KeyedTurn { client: self, turns, key, turn, keeps }
+    ) -> KeyedMutex<'a, K, T> {
+        let mutex = Some(Arc::clone(mutexes.lock().entry(key.clone()).or_default()));
+        KeyedMutex { client: self, mutexes, key, mutex, keeps }
     }
 
     /// Serializes the requests of one owner about one lock in the order in which they were sent.
-    pub(super) fn owner_turn(&self, name: &LockName, owner: &Owner) -> KeyedTurn<'_, (LockName, Owner), ()> {
-        self.keyed_turn(&self.owners, (name.clone(), owner.clone()), |_, _| false)
+    pub(super) fn owner_mutex(
+        &self,
+        name: &LockName,
+        owner: &Owner,
+    ) -> KeyedMutex<'_, (LockName, Owner), ()> {
+        self.keyed(&self.owners, (name.clone(), owner.clone()), |_, _| false)
     }
 
     /// Serializes acquisitions of one lock, so that those of one client do not conflict. Without a hold of this
     /// client there is nothing to remember: its first request assumes that the lock is free.
-    pub(super) fn turn(&self, name: &LockName) -> KeyedTurn<'_, LockName, Known> {
+    pub(super) fn known(&self, name: &LockName) -> KeyedMutex<'_, LockName, Known> {
         let keeps = |client: &Self, name: &LockName| client.table.lock().holds.contains_key(name);
-        self.keyed_turn(&self.names, name.clone(), keeps)
+        self.keyed(&self.names, name.clone(), keeps)
     }
 
     /// Caches the value of a queue seen by a watch, so that the next compare-and-swap does not fail. A lock
     /// without a cached value is skipped, because this client may have removed it itself.
     pub(super) fn saw(&self, name: &LockName, stored: &Stored) {
         let names = self.names.lock();
-        let Some(Ok(mut known)) = names.get(name).map(|turn| turn.try_lock()) else { return };
+        let Some(Ok(mut known)) = names.get(name).map(|mutex| mutex.try_lock()) else { return };
         let at = |stamp: Stamp| (stamp.base, stamp.version);
         if known.stored.as_ref().is_some_and(|known| at(known.stamp) < at(stored.stamp)) {
             known.stored = Some(stored.clone());
         }
     }
 
-    /// Waits for a turn, for at most `patience`; `None` if it has not come by then.
-    pub(super) async fn turn_within<'a, T>(
+    /// Waits for a mutex, for at most `patience`; `None` if it is not free by then.
+    pub(super) async fn lock_within<'a, T>(
         &self,
-        turn: &'a Mutex<T>,
+        mutex: &'a Mutex<T>,
         patience: Option<Duration>,
     ) -> Option<MutexGuard<'a, T>> {
-        match (turn.try_lock(), patience) {
-            (Ok(turn), _) => Some(turn),
-            (Err(_), Some(patience)) => by(&*self.runtime, self.runtime.now() + patience, turn.lock()).await,
-            (Err(_), None) => Some(turn.lock().await),
+        match (mutex.try_lock(), patience) {
+            (Ok(mutex), _) => Some(mutex),
+            (Err(_), Some(patience)) => by(&*self.runtime, self.runtime.now() + patience, mutex.lock()).await,
+            (Err(_), None) => Some(mutex.lock().await),
         }
     }
 
@@ -229,7 +233,7 @@ impl CasClient {
         if is_passed() || planted(Bug::CasNoBarrier) {
             return Ok(());
         }
-        let _turn = self.turn_within(&self.barrier, patience).await;
+        let _serial = self.lock_within(&self.barrier, patience).await;
         let unknown = self.unknown_writes.load(Ordering::Acquire);
         if is_passed() {
             return Ok(());
@@ -282,7 +286,7 @@ impl CasClient {
         if let Some((lease, true)) = known() {
             return Ok(lease);
         }
-        let _own = self.turn_to_keep(class, need).await;
+        let _own = self.may_keep(class, need).await;
         let mut opening = None;
         loop {
             let sent = self.runtime.now();
@@ -319,21 +323,21 @@ impl CasClient {
         }
     }
 
-    /// The turn to send a keep-alive. If the one before is not answered in time, one request goes ahead and the
+    /// Permission to send a keep-alive. If the one before is not answered in time, one request goes ahead and the
     /// others wait for it: a keep-alive for each hold would keep a slow server slow.
-    async fn turn_to_keep(&self, class: u64, need: Duration) -> OwnedMutexGuard<()> {
-        let mut turn = Arc::clone(self.keeping.lock().entry(class).or_default());
+    async fn may_keep(&self, class: u64, need: Duration) -> OwnedMutexGuard<()> {
+        let mut mutex = Arc::clone(self.keeping.lock().entry(class).or_default());
         loop {
             let until = self.runtime.now() + renewal_patience(need);
-            if let Some(own) = by(&*self.runtime, until, Arc::clone(&turn).lock_owned()).await {
+            if let Some(own) = by(&*self.runtime, until, Arc::clone(&mutex).lock_owned()).await {
                 return own;
             }
             let mut keeping = self.keeping.lock();
             let current = keeping.entry(class).or_default();
-            if Arc::ptr_eq(current, &turn) {
+            if Arc::ptr_eq(current, &mutex) {
                 *current = Arc::default();
             }
-            turn = Arc::clone(current);
+            mutex = Arc::clone(current);
         }
     }
 
@@ -564,8 +568,8 @@ impl CasClient {
         spec: LockSpec,
         key: &HoldKey,
     ) -> Result<protocol::Answer, Failure> {
-        let turn = self.owner_turn(name, &key.0);
-        let _turn = turn.lock().await;
+        let mutex = self.owner_mutex(name, &key.0);
+        let _serial = mutex.lock().await;
         let now_ms = self.now().ms;
         let (is_over, about) = match self.table.lock().hold(name, key) {
             Some(ClientHold { end_ms, ticket: Some(ticket), .. }) => {
@@ -615,7 +619,7 @@ impl CasClient {
         }
         drop(table);
         // The cached value of the lock is dropped with the last hold.
-        drop(self.turn(name));
+        drop(self.known(name));
     }
 }
 

@@ -6,9 +6,9 @@ use std::time::Duration;
 use super::WriteState;
 use super::bind::BatchMember;
 use super::client::{CasClient, abandoned, renewal_patience};
+use super::known::Known;
 use super::leases::{About, ClientHold, KeptSession, life, table_hold, usable};
 use super::records::RecordPart;
-use super::turns::Known;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Fence, Op, Place, Verb};
 use crate::store::Failure;
@@ -47,16 +47,16 @@ impl CasClient {
         if matches!(op.verb, Verb::Refresh { .. } | Verb::Inspect) {
             return self.run((op, beside), sent, about, &mut Known::default()).await;
         }
-        let mine = self.owner_turn(&op.name, &op.owner);
-        let turn = self.turn(&op.name);
+        let mine = self.owner_mutex(&op.name, &op.owner);
+        let mutex = self.known(&op.name);
         let patience = match op.verb {
             Verb::Renew { ttl_ms, bind: None, weight: None, .. } => {
                 Some(renewal_patience(Duration::from_millis(ttl_ms)))
             }
             _ => None,
         };
-        let _mine = self.turn_within(&mine, patience).await;
-        match (&op.verb, turn.try_lock()) {
+        let _mine = self.lock_within(&mine, patience).await;
+        match (&op.verb, mutex.try_lock()) {
             (_, Ok(mut known)) => self.run((op, beside), sent, about, &mut known).await,
             // Concurrent acquisitions are batched into one write.
             (Verb::Acquire { .. }, Err(_)) => self.together(op, sent).await,

@@ -17,7 +17,7 @@
 //! long queue. `leases` keeps the sessions and holds of this client, `client` maintains them, and `notes`
 //! records how each request changes them. `dispatch` decides how a request is carried out: `exchange` reads,
 //! writes and repeats, `machine` runs the machine, and `bind` binds requests to sessions. `records` carries out
-//! those about records. `together` batches requests, and `turns` holds the state shared by tasks that take turns
+//! those about records. `together` batches requests, and `known` holds the state shared by tasks that use one lock
 //! at a lock. `watch` reports changes, and `holders` lets the holders of one lock share a watch.
 
 mod backend;
@@ -26,6 +26,7 @@ mod client;
 mod dispatch;
 mod exchange;
 mod holders;
+mod known;
 mod leases;
 mod lock_snapshot;
 mod machine;
@@ -34,7 +35,6 @@ mod one_key;
 mod parts;
 mod records;
 mod together;
-mod turns;
 mod watch;
 
 use std::fmt;
@@ -169,7 +169,7 @@ impl Store for Cas {
         let name = topic.name.clone();
         match topic.purpose {
             Purpose::Watch => self.within(within, move |client, _| watch::observe(client, name).boxed()),
-            Purpose::Ask | Purpose::Turns(_) => {
+            Purpose::Ask | Purpose::Grants(_) => {
                 self.within(within, move |client, _| watch::listen(client, name).boxed())
             }
             Purpose::Hold(owner) => {

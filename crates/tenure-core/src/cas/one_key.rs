@@ -369,7 +369,7 @@ impl OneKey {
 
 /// How often a watch looks for clients that have died.
 const LOOK: Duration = Duration::from_secs(1);
-/// How many sessions it looks at each time, in turn.
+/// How many sessions it looks at each time, round robin.
 const LOOKED_AT: usize = 4;
 
 /// A watch of a lock or of its record.

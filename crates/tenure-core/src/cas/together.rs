@@ -10,12 +10,12 @@ use tokio::sync::oneshot;
 use super::WriteState;
 use super::bind::BatchMember;
 use super::client::CasClient;
+use super::known::{Known, QueuedAcquire};
 use super::leases::About;
-use super::turns::{Known, QueuedAcquire};
 use crate::name::LockName;
 use crate::protocol::{Answer, Op, Verb};
 use crate::store::Failure;
-use crate::txn::next_group;
+use crate::txn::next_batch;
 
 /// The caller's side of an acquisition. If it is dropped while a write is in flight, the outcome of that
 /// write is unknown.
@@ -57,8 +57,8 @@ impl CasClient {
     /// Runs batches until no acquisition is waiting.
     async fn run_batches(self: &Arc<Self>, name: &LockName) {
         loop {
-            let turn = self.turn(name);
-            let mut known = turn.lock().await;
+            let mutex = self.known(name);
+            let mut known = mutex.lock().await;
             let next = self.next(name);
             let is_over = next.is_none();
             if let Some(next) = next {
@@ -76,12 +76,12 @@ impl CasClient {
         let queue = all.get_mut(name)?;
         queue.retain(|queued| !queued.reply.is_closed());
         // A hold that is detached from the start needs a session of its own.
-        let group = next_group(queue, QueuedAcquire::bound_to);
-        if group.is_empty() {
+        let batch = next_batch(queue, QueuedAcquire::bound_to);
+        if batch.is_empty() {
             all.remove(name);
             return None;
         }
-        Some(group)
+        Some(batch)
     }
 
     async fn carry_out_all(self: &Arc<Self>, all: Vec<QueuedAcquire>, known: &mut Known) {

@@ -1,7 +1,7 @@
 //! How long a place in a queue lasts at a store that knows which clients live: an SQL database by their sessions,
 //! a directory by the flocks of their processes.
 //!
-//! Such a store tells a waiter of its turn and notices when its client dies, so a place lasts for [`PLACE`] and is
+//! Such a store tells a waiter of its grant and notices when its client dies, so a place lasts for [`PLACE`] and is
 //! refreshed rarely. A place that was granted lasts for a short time, because its client may be stopped.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use super::queue::Queue;
 use super::{Answer, Data, ExpiringValue, Now, Op, Place, State, Verb, lease};
 use crate::planted::{Bug, planted};
 
-/// How long a place lasts without a refresh while its client can be told of its turn. A refresh leaves at least half.
+/// How long a place lasts without a refresh while its client can be told of its grant. A refresh leaves at least half.
 pub const PLACE: Duration = Duration::from_secs(60);
 const PLACE_MS: u64 = PLACE.as_millis() as u64;
 /// The same if it cannot be told, and once the place is granted.

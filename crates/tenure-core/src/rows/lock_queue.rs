@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::group::GroupAnswer;
+use super::execute::PendingAnswer;
 use super::inbox::QueuedRequest;
 use super::names::LockKey;
 use super::sessions::KnownSessions;
@@ -36,7 +36,7 @@ pub(super) enum QueueStep {
     },
     Writing {
         /// The answers of the running requests, once the row is written.
-        said: Vec<Result<GroupAnswer, Failure>>,
+        said: Vec<Result<PendingAnswer, Failure>>,
         /// If the answer arrives before this time, the lease that the write grants had not expired.
         until: Moment,
     },

@@ -1,15 +1,15 @@
 //! Locks on SQL databases: each lock is a row of one table, changed by the state machine of `protocol`.
 //!
-//! The worker (`worker`) executes all requests on one connection. `inbox` queues them, `lock_queue` groups
+//! The worker (`worker`) executes all requests on one connection. `inbox` queues them, `lock_queue` sorts
 //! them by lock, `sole` recognises those that need no read, `gather` collects them while a statement is in
-//! flight, and `steps` decides what comes next and sends it. `group` runs the machines on the rows that `state`
+//! flight, and `steps` decides what comes next and sends it. `execute` runs the machines on the rows that `state`
 //! decodes. `listen` receives notifications on a second connection, or polls where there are none.
 //!
 //! `server` is the interface to a server, which each store implements. `names` escapes lock names, and
 //! `sessions` passes waiters that are gone.
 
+mod execute;
 mod gather;
-mod group;
 mod inbox;
 mod listen;
 mod lock_queue;
@@ -97,8 +97,8 @@ impl Store for RowStore {
 
     fn subscribe(&self, topic: Topic<'_>, within: Duration) -> StoreFuture<Listener> {
         let (store, key) = (self.clone(), LockKey::of(topic.name));
-        let is_waiter = matches!(topic.purpose, Purpose::Ask | Purpose::Turns(_));
-        let client = if let Purpose::Turns(client) = topic.purpose { Some(client) } else { None };
+        let is_waiter = matches!(topic.purpose, Purpose::Ask | Purpose::Grants(_));
+        let client = if let Purpose::Grants(client) = topic.purpose { Some(client) } else { None };
         async move { store.inner.notifications.listen(key, is_waiter, client, within).await }.boxed()
     }
 
@@ -162,7 +162,7 @@ impl Store for RowStore {
     }
 
     fn placement(&self, _name: &LockName, _spec: LockSpec) -> Placement {
-        Placement { renewal_group: Some(0), ..Placement::default() }
+        Placement { renews_with: Some(0), ..Placement::default() }
     }
 
     fn signals(&self) -> &Signals {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
+use super::execute::{Executed, PendingAnswer};
 use super::gather::{LOCKS, RowBatch, StatementSort, VERBS};
-use super::group::{Group, GroupAnswer};
 use super::inbox::{PlainStatement, QueuedOp, QueuedRequest};
 use super::lock_queue::QueueStep;
 use super::names::LockKey;
@@ -22,7 +22,7 @@ use crate::net::share;
 use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, LockSpec};
 use crate::store::Failure;
-use crate::txn::{Txn, Verdict, next_group};
+use crate::txn::{Txn, Verdict, next_batch};
 
 /// Maximum locks that are remembered as shared.
 const SHARED: usize = 1_000;
@@ -132,7 +132,7 @@ impl StatementWorker {
         }
         let is_new = lock.running.is_empty();
         if is_new {
-            (lock.txn, lock.running) = (Txn::default(), next_group(&mut lock.queue, |_| Some(())));
+            (lock.txn, lock.running) = (Txn::default(), next_batch(&mut lock.queue, |_| Some(())));
         }
         let mut txn = lock.txn;
         let must_read = txn.begin() || self.shared.contains(name);
@@ -261,7 +261,7 @@ impl StatementWorker {
         let is_late = matches!(lock.step, QueueStep::Fast { sent } if self.now().since(sent) > FRESH);
         let said = |request: &QueuedRequest| match is_late {
             true => Err(Failure::Unknown(Failure::cause("the reply took too long"))),
-            false => Ok(GroupAnswer::Lock(sole_answer(request, fence))),
+            false => Ok(PendingAnswer::Lock(sole_answer(request, fence))),
         };
         let said = lock.running.iter().map(said).collect();
         self.answered(name, said);
@@ -302,7 +302,7 @@ impl StatementWorker {
     }
 
     /// Answers the running requests of a lock, which then continues with the next ones.
-    fn answered(&mut self, name: &str, said: Vec<Result<GroupAnswer, Failure>>) {
+    fn answered(&mut self, name: &str, said: Vec<Result<PendingAnswer, Failure>>) {
         let Some(lock) = self.locks.get_mut(name) else { return };
         for (request, said) in mem::take(&mut lock.running).into_iter().zip(said) {
             self.dues.remove(&(request.due, request.number));
@@ -350,8 +350,8 @@ impl StatementWorker {
                 (lock.tries, lock.met) = (lock.tries.min(CHECK_IN_TRIES - 1), serial);
             }
             let asks: Vec<&QueuedOp> = lock.running.iter().map(|request| &request.ask).collect();
-            let group = Group::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions);
-            let Group { said, change, is_free } = group;
+            let executed = Executed::run(&lock.key, &seen, &asks, is_checked_in, &lock.sessions);
+            let Executed { said, change, is_free } = executed;
             if is_free {
                 self.shared.remove(&name);
             }
@@ -395,7 +395,7 @@ impl StatementWorker {
             return;
         }
         if planted(Bug::RowsConflictIsBusy) {
-            let busy = || GroupAnswer::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
+            let busy = || PendingAnswer::Lock(Answer::Busy { holder: String::new(), left_ms: Some(1) });
             let said = (0..lock.running.len()).map(|_| Ok(busy())).collect();
             return self.answered(name, said);
         }
@@ -438,10 +438,10 @@ impl ReadyLocks {
     }
 }
 
-fn answer(ask: QueuedOp, said: Result<GroupAnswer, Failure>) {
+fn answer(ask: QueuedOp, said: Result<PendingAnswer, Failure>) {
     match (ask, said) {
-        (QueuedOp::Lock(_, reply), Ok(GroupAnswer::Lock(answer))) => drop(reply.send(Ok(answer))),
-        (QueuedOp::Record(_, reply), Ok(GroupAnswer::Record(answer))) => drop(reply.send(Ok(answer))),
+        (QueuedOp::Lock(_, reply), Ok(PendingAnswer::Lock(answer))) => drop(reply.send(Ok(answer))),
+        (QueuedOp::Record(_, reply), Ok(PendingAnswer::Record(answer))) => drop(reply.send(Ok(answer))),
         (ask, Err(failure)) => ask.fail(failure),
         (ask, Ok(_)) => ask.fail(Failure::Unknown(Failure::cause("a reply to another request"))),
     }

@@ -260,7 +260,7 @@ impl StatementWorker {
                 } else if let Some(at) = lock.running.iter().position(|request| request.number == number) {
                     let failure = match lock.step {
                         QueueStep::Fast { .. } => Failure::Unknown(late()),
-                        // The write includes the effects of all requests of the group, this one too.
+                        // The write includes the effects of all running requests, this one too.
                         QueueStep::Writing { ref mut said, .. } => {
                             drop(said.remove(at));
                             Failure::Unknown(late())

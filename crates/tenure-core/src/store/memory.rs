@@ -55,7 +55,7 @@ pub fn open(opening: Opening<'_>) -> Result<Arc<dyn Store>> {
 }
 
 struct MemoryListener {
-    /// Whose turns in a queue it is for.
+    /// The waiters of a queue that it is for.
     client: Option<Client>,
     /// Whether a process waits for a lock without a queue.
     asks: bool,

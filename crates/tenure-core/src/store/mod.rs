@@ -213,7 +213,7 @@ impl<'a> Topic<'a> {
     /// The client whose notifications suffice; `None` if those of the whole lock are needed.
     pub fn client(self) -> Option<Client> {
         match self.purpose {
-            Purpose::Turns(client) => Some(client),
+            Purpose::Grants(client) => Some(client),
             Purpose::Hold(owner) if matches!(self.spec, LockSpec::Queue(_)) => Some(owner.client()),
             Purpose::Hold(_) | Purpose::Watch | Purpose::Ask => None,
         }
@@ -229,7 +229,7 @@ pub enum Purpose<'a> {
     /// such process per release, so the process must follow each notification with a request or with `rest`.
     Ask,
     /// To wait in a queue with owners of this client: the notifications addressed to it.
-    Turns(Client),
+    Grants(Client),
     /// To learn that the hold of this owner may have been ended by force. The notifications are hints: only a
     /// request tells whether the hold still exists.
     Hold(&'a Owner),
@@ -319,13 +319,13 @@ pub struct Placement {
     /// Identifies the server that keeps this name now, for a store whose servers fail independently: a timeout
     /// of one server implies nothing about the others.
     pub shard: Option<Arc<str>>,
-    /// Only locks of the same group can be renewed in one call; a lock with `None` is renewed alone.
-    pub renewal_group: Option<u16>,
+    /// Only locks with the same number can be renewed in one call; a lock with `None` is renewed alone.
+    pub renews_with: Option<u16>,
 }
 
 impl Default for Placement {
     fn default() -> Self {
-        Self { supported: Ok(()), shard: None, renewal_group: None }
+        Self { supported: Ok(()), shard: None, renews_with: None }
     }
 }
 

@@ -18,7 +18,7 @@ pub struct Told {
     pub op: Op,
     /// Its answer.
     pub answer: Answer,
-    /// Waiters that it removed at their turn, because their client is gone.
+    /// Waiters that it passed and removed, because their client is gone.
     pub passed: Vec<Owner>,
     /// The notification of the state machine.
     pub wake: Option<Notification>,

@@ -16,7 +16,7 @@ pub enum StoreRequest {
     Lock(Op),
     /// About the record beside a lock.
     Record(RecordOp),
-    /// Renewals of different locks of one [group](super::Placement::renewal_group), at most
+    /// Renewals of different locks with one [number](super::Placement::renews_with), at most
     /// [`renewals`](super::Capabilities::renewals) of them.
     Renewals(Vec<Op>),
 }
@@ -86,7 +86,7 @@ pub trait StoreExt: Store {
         self.call(StoreRequest::Record(op), within).map(|reply| reply.and_then(StoreReply::record))
     }
 
-    /// Renews locks of one group with one request. Returns one result for each, in the same order.
+    /// Renews locks with the same `renews_with` by one request. Returns one result for each, in the same order.
     fn renew(&self, ops: Vec<Op>, within: Duration) -> BoxFuture<'static, Vec<Result<Answer, Failure>>> {
         let (count, reply) = (ops.len(), self.call(StoreRequest::Renewals(ops), within));
         async move {

@@ -123,11 +123,11 @@ impl DirectoryWorker {
         });
         let station = Station::default();
         // Any number: the processes ahead of a waiter know its process, and call it by its socket.
-        station.set(Listening::new(1).filter(|_| matches!(hears, WatchMode::Turns)));
+        station.set(Listening::new(1).filter(|_| matches!(hears, WatchMode::Grants)));
         let listener = listener.at(station);
         self.shared.listens.store(true, Ordering::Release);
         match hears {
-            WatchMode::Turns => {
+            WatchMode::Grants => {
                 // To find out whether its ticket is at the front of the queue.
                 if self.looking.is_empty() {
                     self.looking_since = runtime.now();

@@ -2,7 +2,7 @@
 //! and notifies listeners of changes.
 
 mod looks;
-mod turn;
+mod pass;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::{mpsc, oneshot};
 
-use self::turn::TurnOutcome;
+use self::pass::PassOutcome;
 use super::apply::{Applied, now};
 use super::directory::{Directory, HeldGuard};
 use super::error::shown;
@@ -263,15 +263,15 @@ impl DirectoryWorker {
         let (mut attempts, mut replaced) = (0, 0);
         let (mut locked, mut modified) = (None, self.waiting.as_ref().and_then(|_| self.modified()));
         while !self.queue.is_empty() {
-            match self.turn(locked.take()) {
-                Ok(TurnOutcome::Done) => {
+            match self.pass(locked.take()) {
+                Ok(PassOutcome::Done) => {
                     (attempts, replaced, self.waiting) = (0, 0, None);
                     // The requests of busy callers never end.
                     if let Poll::Ready(due) = poll_fn(|context| Poll::Ready(self.poll_due(context))).await {
                         self.on_due(due);
                     }
                 }
-                Ok(TurnOutcome::Locked) => {
+                Ok(PassOutcome::Locked) => {
                     let first_due = |queue: &VecDeque<Job>| queue.iter().map(|job| job.until).min();
                     let due = first_due(&self.queue).unwrap_or_default();
                     if (attempts >= EAGER || due <= self.runtime.now()) && self.waiting.is_none() {
@@ -303,11 +303,11 @@ impl DirectoryWorker {
                     }
                     attempts += 1;
                 }
-                Ok(TurnOutcome::Replaced) if replaced < 3 => {
+                Ok(PassOutcome::Replaced) if replaced < 3 => {
                     replaced += 1;
                     self.replaced();
                 }
-                Ok(TurnOutcome::Replaced) => {
+                Ok(PassOutcome::Replaced) => {
                     let text = format!("{} keeps being replaced", shown(&self.path));
                     self.fail_first(Failure::NotSent(Failure::cause(text)));
                 }

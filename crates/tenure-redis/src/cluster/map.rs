@@ -141,7 +141,7 @@ impl ClusterInner {
     /// cluster without knowing it; then the seeds, since every known node may be gone.
     fn candidates(&self) -> Vec<Arc<ClusterNode>> {
         let map = self.map();
-        let is_open = |member: &Arc<ClusterNode>| member.node.link.open_line().is_some();
+        let is_open = |member: &Arc<ClusterNode>| member.node.link.open_pipeline().is_some();
         let known = map.nodes.values().map(|(member, _)| Arc::clone(member));
         let (mut all, rest): (Vec<_>, Vec<_>) = known.partition(is_open);
         if !all.is_empty() {
@@ -163,7 +163,7 @@ impl ClusterInner {
     async fn ask_for_view(&self, member: &ClusterNode) -> Result<(ClusterView, Publish), Failure> {
         let ClusterNode { address, node, .. } = member;
         let deadline = self.runtime.now() + ANSWER;
-        let pipeline = node.link.line_at_once(deadline).await.map_err(|failure| at(address, failure))?;
+        let pipeline = node.link.pipeline_at_once(deadline).await.map_err(|failure| at(address, failure))?;
         let (health, slots) = (command(&["CLUSTER", "INFO"]), command(&["CLUSTER", "SLOTS"]));
         // Redisson detects sharded Pub/Sub with the same command, and all clients of a lock must choose the
         // same channel.

@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `lines` | which connection a request takes, in what order |
+//! | `pipelines` | which connection a request takes, in what order |
 //! | `multiplexer` | a connection shared by many callers |
 //! | `pipeline` | a connection for requests, with what is known of its server |
 //! | `scriptless` | what a server offers in place of scripts |
@@ -10,9 +10,9 @@
 //! | `supervisor` | keeps one connection open, with backoff |
 //! | `tokens` | the server's token counter as last observed |
 
-pub(crate) mod lines;
 pub(crate) mod multiplexer;
 pub(crate) mod pipeline;
+pub(crate) mod pipelines;
 pub(crate) mod scriptless;
 pub(crate) mod server_clock;
 pub(crate) mod supervisor;

@@ -3,7 +3,7 @@
 //! A caller encodes its request into the write buffer and gets a slot for the reply. One task writes the
 //! buffer, reads replies, and hands each to the slot of the oldest unanswered request. A second task, which
 //! need not run on the same runtime, enforces deadlines with a single timer. A slot is reused under a new
-//! generation as soon as its caller leaves, so the late reply to a dropped request is consumed in turn and
+//! generation as soon as its caller leaves, so the late reply to a dropped request is consumed in order and
 //! discarded.
 
 use std::collections::VecDeque;
@@ -549,7 +549,7 @@ struct ConnectionTask {
     writing: Commands,
     written: usize,
     flushed: bool,
-    /// Whether the task yielded in its last turn.
+    /// Whether the task yielded when it last ran.
     has_yielded: bool,
     /// Bytes read but not parsed.
     input: Vec<u8>,
@@ -708,7 +708,7 @@ mod tests {
 
         /// Lets the task run; `true` if it has ended.
         fn run(&mut self) -> bool {
-            // A turn may end early, to let other tasks run before a write.
+            // The task may yield early, to let other tasks run before a write.
             (0..4).any(|_| (&mut self.task).now_or_never().is_some())
         }
 

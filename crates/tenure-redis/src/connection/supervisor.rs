@@ -51,24 +51,27 @@ impl Supervisor {
 
     /// The connection; waits until there is one.
     pub(crate) async fn pipeline(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
-        match self.open_line() {
+        match self.open_pipeline() {
             Some(pipeline) => Ok(pipeline),
-            None => self.wait_for_line(deadline, false).boxed().await,
+            None => self.wait_for_pipeline(deadline, false).boxed().await,
         }
     }
 
     /// Like [`pipeline`](Self::pipeline), but fails as soon as the system reports that the server cannot be
     /// dialled.
-    pub(crate) async fn line_at_once(self: &Arc<Self>, deadline: Moment) -> Result<Arc<Pipeline>, Failure> {
-        self.wait_for_line(deadline, true).boxed().await
+    pub(crate) async fn pipeline_at_once(
+        self: &Arc<Self>,
+        deadline: Moment,
+    ) -> Result<Arc<Pipeline>, Failure> {
+        self.wait_for_pipeline(deadline, true).boxed().await
     }
 
     /// The connection, if one is open.
-    pub(crate) fn open_line(&self) -> Option<Arc<Pipeline>> {
+    pub(crate) fn open_pipeline(&self) -> Option<Arc<Pipeline>> {
         self.state().pipeline()
     }
 
-    async fn wait_for_line(
+    async fn wait_for_pipeline(
         self: &Arc<Self>,
         deadline: Moment,
         at_once: bool,

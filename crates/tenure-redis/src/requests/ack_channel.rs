@@ -63,7 +63,7 @@ struct Unconfirmed {
 
 /// Whether a request counts only once it is confirmed.
 pub(crate) fn is_for(&RoutedRequest { op, context, .. }: &RoutedRequest<'_>) -> bool {
-    context.terms.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
+    context.guarantees.acks > 0 && matches!(op.verb, Verb::Acquire { .. } | Verb::Renew { .. })
 }
 
 impl AckChannel {
@@ -164,7 +164,7 @@ impl AckChannel {
             }
             let in_full = again || pipeline.brings_script();
             let now = self.runtime.now();
-            let acks = batch.iter().map(|pending| pending.context.terms.acks).max().unwrap_or(1);
+            let acks = batch.iter().map(|pending| pending.context.guarantees.acks).max().unwrap_or(1);
             let longest = batch.iter().map(|pending| pending.deadline.since(now)).max().unwrap_or(WAIT_MAX);
             // Leaves time to receive the count of confirmations before the deadline.
             let patience = (longest - longest / 8).clamp(Duration::from_millis(1), WAIT_MAX);
@@ -199,7 +199,7 @@ impl AckChannel {
                 }
             };
             for (pending, reply) in sorted.granted {
-                let acks = pending.context.terms.acks;
+                let acks = pending.context.guarantees.acks;
                 let answer = if confirmed >= i64::from(acks) {
                     self.state().short = None;
                     Ok(reply)

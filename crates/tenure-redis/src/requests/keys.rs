@@ -127,7 +127,7 @@ pub(crate) fn with_channel<T>(
 
 /// The channel of a subscription: the lock's, or one client's.
 pub(crate) fn subscribed(space: Keyspace, spec: LockSpec, key: &str, client: Option<Client>) -> String {
-    client.map_or_else(|| channel(space, spec, key), |client| turns(space, spec, key, client))
+    client.map_or_else(|| channel(space, spec, key), |client| client_channel(space, spec, key, client))
 }
 
 /// The channel on which one client's waiters learn of their grants. Scripts derive it from the lock's channel
@@ -135,7 +135,7 @@ pub(crate) fn subscribed(space: Keyspace, spec: LockSpec, key: &str, client: Opt
 ///
 /// It can coincide with the channel of a lock that has a hash tag and a name ending the same way. Subscribers
 /// there get spurious wake-ups, which are harmless, because ticket numbers are unique within a database.
-fn turns(space: Keyspace, spec: LockSpec, key: &str, client: Client) -> String {
+fn client_channel(space: Keyspace, spec: LockSpec, key: &str, client: Client) -> String {
     format!("{}:{client}", channel(space, spec, key))
 }
 
@@ -253,10 +253,10 @@ mod tests {
         let client = Client::from(&"@h:1/0123456789ab0123456789abcdef0123".parse().expect("an owner"));
         let spec = LockSpec::Queue(QueueSpec::FAIR);
         for key in ODD.iter().filter(|key| share_a_slot(spec, key)) {
-            assert_eq!(slot(&turns(in_db(0), spec, key, client)), slot(key), "{key}");
+            assert_eq!(slot(&client_channel(in_db(0), spec, key, client)), slot(key), "{key}");
         }
-        assert_eq!(turns(in_db(3), spec, "orders", client), "tenure:wake:3:{orders}:0123456789");
-        assert_eq!(turns(in_db(0), spec, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
+        assert_eq!(client_channel(in_db(3), spec, "orders", client), "tenure:wake:3:{orders}:0123456789");
+        assert_eq!(client_channel(in_db(0), spec, "a{b}c", client), "tenure:wake:0:=a{b}c:0123456789");
     }
 
     #[test]

@@ -30,7 +30,7 @@ use std::sync::Arc;
 use crate::connection::pipeline::Pipeline;
 use crate::replies::{Reading, ScriptReply, failure};
 use crate::resp::{ServerError, Value};
-use crate::topology::Terms;
+use crate::topology::Guarantees;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::protocol::Op;
@@ -93,7 +93,7 @@ pub(crate) struct RequestContext {
     pub(crate) space: Keyspace,
     /// The slot is still being imported by the server: prefix the request with ASKING.
     pub(crate) asking: bool,
-    pub(crate) terms: Terms,
+    pub(crate) guarantees: Guarantees,
 }
 
 /// A request on its way over a connection. Passed by reference: each copy would enlarge the future of every
@@ -106,7 +106,7 @@ pub(crate) struct RoutedRequest<'a, O = Op> {
 }
 
 impl RoutedRequest<'_> {
-    /// Another request under the same terms.
+    /// Another request under the same guarantees.
     pub(crate) fn of<'a>(&'a self, op: &'a Op) -> RoutedRequest<'a> {
         RoutedRequest { op, ..*self }
     }

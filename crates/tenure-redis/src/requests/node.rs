@@ -5,8 +5,8 @@ use std::sync::Arc;
 use futures_util::future::{FutureExt, join, join_all};
 
 use crate::connection::Connector;
-use crate::connection::lines::Lines;
 use crate::connection::pipeline::Pipeline;
+use crate::connection::pipelines::Pipelines;
 use crate::connection::scriptless::Scriptless;
 use crate::connection::supervisor::Supervisor;
 use crate::messages::Notifications;
@@ -46,7 +46,7 @@ pub(crate) struct Node {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) link: Arc<Supervisor>,
     /// Chooses between `link` and the connection on the callers' runtime.
-    pub(crate) lines: Arc<Lines>,
+    pub(crate) pipelines: Arc<Pipelines>,
     pub(crate) notifications: Arc<Notifications>,
     /// For requests that replicas must confirm.
     pub(crate) ack_channel: Arc<AckChannel>,
@@ -67,11 +67,11 @@ impl Node {
             ExclusiveConnection::new(Arc::clone(&connector), Arc::clone(&url)),
         );
         let ack_channel = AckChannel::new(Arc::clone(&runtime), Arc::clone(&link));
-        let lines = Lines::new(Arc::clone(&connector), Arc::clone(&link));
+        let pipelines = Pipelines::new(Arc::clone(&connector), Arc::clone(&link));
         Self {
             runtime,
             link,
-            lines,
+            pipelines,
             notifications: Notifications::new(connector),
             ack_channel,
             pairs: Pairs::default(),
@@ -277,7 +277,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.link.close();
-        self.lines.close();
+        self.pipelines.close();
         self.notifications.close();
         self.exclusive.close();
         self.ack_channel.close();

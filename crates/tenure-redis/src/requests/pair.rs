@@ -18,7 +18,7 @@ use crate::requests::script::{RELEASE, solo};
 use crate::requests::{RoutedRequest, keys, warn_unheard};
 use crate::resp::ServerError;
 use crate::resp::parse::{Replies, Reply, Tape};
-use crate::topology::Terms;
+use crate::topology::Guarantees;
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
 use tenure_core::owner::Owner;
@@ -70,14 +70,14 @@ impl PairOutcome {
     pub(crate) const NOT: Self = Self::Undecided { may_hold: false };
 }
 
-/// Whether plain commands may be tried: only on a server that grants alone, without terms.
+/// Whether plain commands may be tried: only on a server that grants alone, with neither `acks` nor `restart-grace`.
 pub(crate) fn is_for(&RoutedRequest { op, context, .. }: &RoutedRequest<'_>) -> bool {
     let fits = match op.spec {
         LockSpec::Mutex => true,
         LockSpec::Queue(queue_spec) => queue_spec.weight <= queue_spec.capacity,
         LockSpec::Reentrant => false,
     };
-    fits && context.terms == Terms::default()
+    fits && context.guarantees == Guarantees::default()
         && !context.asking
         && match op.verb {
             Verb::Acquire { fence, .. } => !matches!(fence, Fence::Ballot(_)),

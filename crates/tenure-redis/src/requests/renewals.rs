@@ -28,7 +28,7 @@ const BYTES: usize = 16 * 1024;
 /// Whether a renewal can be batched.
 pub(crate) fn is_for(op: &Op, context: RequestContext) -> bool {
     op.spec != LockSpec::Reentrant
-        && context.terms.acks == 0
+        && context.guarantees.acks == 0
         && !context.asking
         && matches!(op.verb, Verb::Renew { bind: None, weight: None, .. })
 }

@@ -127,9 +127,9 @@ impl<'a> ScriptRequest<'a> {
         request
     }
 
-    /// The request under these terms: with a restart grace, acquisitions use the guarded script.
-    pub(crate) fn guarded(mut self, RequestContext { space, terms, .. }: RequestContext) -> Self {
-        if let Some(grace) = terms.restart_grace
+    /// The request under these guarantees: with a restart grace, acquisitions use the guarded script.
+    pub(crate) fn guarded(mut self, RequestContext { space, guarantees, .. }: RequestContext) -> Self {
+        if let Some(grace) = guarantees.restart_grace
             && self.args[0] == "acquire"
         {
             self.script = self.script.guarded.unwrap_or(self.script);

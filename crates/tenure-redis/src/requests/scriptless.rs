@@ -22,7 +22,7 @@ use crate::requests::keys;
 use crate::requests::{Keyspace, RequestContext, RoutedRequest, answered, refused, warn_unheard};
 use crate::resp::encode::{Commands, command};
 use crate::resp::{ServerError, Value};
-use crate::topology::Terms;
+use crate::topology::Guarantees;
 use tenure_core::moment::Moment;
 use tenure_core::net::by;
 use tenure_core::owner::Owner;
@@ -42,7 +42,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// A connection used by one request at a time.
 pub(crate) struct ExclusiveConnection {
     link: Arc<Supervisor>,
-    turn: Mutex<()>,
+    serial: Mutex<()>,
     runtime: Arc<dyn Runtime>,
     /// For log and error messages.
     url: Arc<str>,
@@ -51,7 +51,7 @@ pub(crate) struct ExclusiveConnection {
 impl ExclusiveConnection {
     pub(crate) fn new(connector: Arc<Connector>, url: Arc<str>) -> Self {
         let runtime = Arc::clone(&connector.runtime);
-        Self { link: Supervisor::new(connector), turn: Mutex::new(()), runtime, url }
+        Self { link: Supervisor::new(connector), serial: Mutex::new(()), runtime, url }
     }
 
     pub(crate) fn close(&self) {
@@ -137,7 +137,7 @@ impl Scriptless {
         let answer = match answer {
             Some(answer) => answer?,
             None => {
-                let Some(_turn) = by(&*exclusive.runtime, deadline, exclusive.turn.lock()).await else {
+                let Some(_serial) = by(&*exclusive.runtime, deadline, exclusive.serial.lock()).await else {
                     let cause = "the connection for requests without scripts is in use";
                     return Err(Failure::NotSent(Failure::cause(cause)));
                 };
@@ -167,7 +167,7 @@ impl Scriptless {
                 "without them a mutex has no fencing token; allow EVAL and EVALSHA, or accept a mutex \
                  without a token (Options::unfenced)",
             ),
-            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if context.terms != Terms::default() => {
+            (Verb::Acquire { .. } | Verb::Renew { .. }, _) if context.guarantees != Guarantees::default() => {
                 cannot("acks and restart-grace need them")
             }
             // A request to a node that is importing the slot must be a single command.

@@ -44,7 +44,7 @@ pub enum Topology {
 pub struct Target {
     /// The address.
     pub address: Address,
-    /// Login, TLS, terms and namespace.
+    /// Login, TLS, guarantees and namespace.
     pub access: Access,
 }
 
@@ -60,8 +60,8 @@ pub struct Access {
     pub(crate) provider: Option<Provider>,
     /// TLS settings; `None` for plain TCP.
     pub(crate) tls: Option<Tls>,
-    /// The terms.
-    pub terms: Terms,
+    /// The guarantees.
+    pub guarantees: Guarantees,
     /// Begins all keys and channels.
     pub namespace: Namespace,
 }
@@ -69,7 +69,7 @@ pub struct Access {
 /// Conditions under which locks are granted. Part of the store's URL, because all clients of a lock must
 /// agree on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct Guarantees {
     /// Replicas that must confirm each grant and renewal; 0 for none.
     pub acks: u32,
     /// How long a server that may have lost leases grants nothing.
@@ -145,7 +145,7 @@ impl Access {
         if self.tls.is_some() { "rediss" } else { "redis" }
     }
 
-    /// The terms and the namespace as URL query parameters, starting with `separator`; empty if there are none.
+    /// The guarantees and the namespace as URL query parameters, starting with `separator`; empty if there are none.
     fn query(&self, mut separator: char) -> String {
         let mut query = String::new();
         let mut part = |key: &str, value: &str| {
@@ -153,7 +153,7 @@ impl Access {
             query.push_str(&format!("{key}={value}"));
             separator = '&';
         };
-        let Terms { acks, restart_grace } = self.terms;
+        let Guarantees { acks, restart_grace } = self.guarantees;
         if acks > 0 {
             part("acks", &acks.to_string());
         }
@@ -170,8 +170,8 @@ impl Access {
     }
 }
 
-impl Terms {
-    /// What a store on these terms supports.
+impl Guarantees {
+    /// What a store with these guarantees supports.
     pub(crate) fn capabilities(self, member: Result<(), &'static str>) -> Capabilities {
         Capabilities {
             messages_grant: self == Self::default(),

@@ -13,7 +13,7 @@
 //! PEM files. User, password, service, paths and query values may be percent-encoded. `password-file` and
 //! `sentinel-password-file` name a file that holds the password; `user@` then has none.
 //!
-//! For a lock kept by one server and its replicas, the query may set terms: `acks=N` for servers with
+//! For a lock kept by one server and its replicas, the query may set guarantees: `acks=N` for servers with
 //! replicas, `restart-grace=30s` for a single server or Sentinel. `namespace=app:` begins all keys.
 
 use std::time::Duration;
@@ -23,7 +23,7 @@ use tenure_core::net::Address;
 use tenure_core::net::url::{ForeignNames, StoreUrl, Syntax, require_tls};
 use tenure_core::protocol::lease::{TTL_MAX, TTL_MIN};
 
-use crate::topology::{Access, Sentinels, Target, Terms, Topology};
+use crate::topology::{Access, Guarantees, Sentinels, Target, Topology};
 
 const SYNTAX: Syntax = Syntax {
     server: "Redis",
@@ -188,7 +188,7 @@ impl Topology {
         }
         let login = url.login()?;
         let encryption = if tls { Some(url.tls_of_scheme()?) } else { None };
-        let (terms, namespace) = (terms(&mut url, form)?, url.key_namespace()?);
+        let (guarantees, namespace) = (guarantees(&mut url, form)?, url.key_namespace()?);
         let (service, path) = match form {
             Form::Sentinel => url.path().split_once('/').unwrap_or((url.path(), "")),
             _ => ("", url.path()),
@@ -199,7 +199,7 @@ impl Topology {
         }
         let path = named.as_deref().unwrap_or(path);
         let db = if path.is_empty() { 0 } else { database(path)? };
-        let access = Access { db, login, provider: None, tls: encryption, terms, namespace };
+        let access = Access { db, login, provider: None, tls: encryption, guarantees, namespace };
         let topology = match form {
             Form::Server | Form::Unix => {
                 let [address] = &url.hosts(PORT)?[..] else {
@@ -258,14 +258,14 @@ fn unix(mut url: StoreUrl<'_>) -> Result<Target> {
     let path = format!("/{}", SYNTAX.decoded(path, "path")?);
     let db = url.take("db").map_or(Ok(0), |db| database(&db))?;
     let login = url.query_login("user", "password", "password-file")?;
-    let (terms, namespace) = (terms(&mut url, Form::Unix)?, url.key_namespace()?);
+    let (guarantees, namespace) = (guarantees(&mut url, Form::Unix)?, url.key_namespace()?);
     url.end()?;
-    let access = Access { db, login, terms, namespace, ..Access::default() };
+    let access = Access { db, login, guarantees, namespace, ..Access::default() };
     Ok(Target { address: Address::Unix(path.into()), access })
 }
 
-/// The terms, if servers of this form support them.
-fn terms(url: &mut StoreUrl<'_>, form: Form) -> Result<Terms> {
+/// The guarantees, if servers of this form support them.
+fn guarantees(url: &mut StoreUrl<'_>, form: Form) -> Result<Guarantees> {
     let acks = url.take_as("acks", "a number of replicas, at least 1", |acks| {
         acks.parse().ok().filter(|acks| *acks > 0)
     })?;
@@ -276,7 +276,7 @@ fn terms(url: &mut StoreUrl<'_>, form: Form) -> Result<Terms> {
         Form::Cluster if restart_grace.is_some() => {
             "`restart-grace`: a slot that moves would count as a restart"
         }
-        _ => return Ok(Terms { acks: acks.unwrap_or(0), restart_grace }),
+        _ => return Ok(Guarantees { acks: acks.unwrap_or(0), restart_grace }),
     };
     Err(SYNTAX.wrong(&format!("{}:// does not take {reason}", url.scheme())))
 }
@@ -456,37 +456,39 @@ mod tests {
 
     #[test]
     fn terms_are_those_of_all_clients_and_are_shown() {
-        let terms =
-            |acks, grace_ms: Option<u64>| Terms { acks, restart_grace: grace_ms.map(Duration::from_millis) };
+        let guarantees = |acks, grace_ms: Option<u64>| Guarantees {
+            acks,
+            restart_grace: grace_ms.map(Duration::from_millis),
+        };
         for (url, expected, shown) in [
-            ("redis://h", terms(0, None), "redis://h:6379/0"),
-            ("redis://:x@h?acks=2", terms(2, None), "redis://h:6379/0?acks=2"),
+            ("redis://h", guarantees(0, None), "redis://h:6379/0"),
+            ("redis://:x@h?acks=2", guarantees(2, None), "redis://h:6379/0?acks=2"),
             (
                 "rediss://h?restart-grace=1m&ca=f&acks=1",
-                terms(1, Some(60_000)),
+                guarantees(1, Some(60_000)),
                 "rediss://h:6379/0?acks=1&restart-grace=60s",
             ),
             (
                 "redis+unix:///s?restart-grace=50ms",
-                terms(0, Some(50)),
+                guarantees(0, Some(50)),
                 "redis+unix:///s?db=0&restart-grace=50ms",
             ),
-            ("redis+unix:///s?db=1&acks=3", terms(3, None), "redis+unix:///s?db=1&acks=3"),
+            ("redis+unix:///s?db=1&acks=3", guarantees(3, None), "redis+unix:///s?db=1&acks=3"),
         ] {
             let target = parsed(url);
-            assert_eq!((target.access.terms, &*target.shown()), (expected, shown), "{url}");
-            assert_eq!(parsed(shown).access.terms, expected, "{shown}");
+            assert_eq!((target.access.guarantees, &*target.shown()), (expected, shown), "{url}");
+            assert_eq!(parsed(shown).access.guarantees, expected, "{shown}");
         }
         let Topology::Sentinel(sentinels) = several("redis-sentinel://a/s?restart-grace=1500ms&acks=2")
         else {
             panic!("no sentinels")
         };
-        assert_eq!(sentinels.master.terms, terms(2, Some(1_500)));
+        assert_eq!(sentinels.master.guarantees, guarantees(2, Some(1_500)));
         let shown = Topology::Sentinel(sentinels).shown();
         assert_eq!(&*shown, "redis-sentinel://a:26379/s/0?acks=2&restart-grace=1500ms");
         let cluster = several("redis-cluster://a,b?acks=1");
         let Topology::Cluster(seeds) = &cluster else { panic!("no cluster") };
-        assert!(seeds.iter().all(|seed| seed.access.terms == terms(1, None)));
+        assert!(seeds.iter().all(|seed| seed.access.guarantees == guarantees(1, None)));
         assert_eq!(&*cluster.shown(), "redis-cluster://a:6379,b:6379?acks=1");
     }
 

@@ -51,7 +51,7 @@ pub struct Fixture {
     flavour: Flavour,
     refuses: &'static [&'static str],
     /// Adds options to those of every client.
-    terms: fn(Options) -> Options,
+    adds: fn(Options) -> Options,
     /// Permits held on behalf of a flavour.
     taken: flavour::Taken,
     /// Factor by which [`Fixture::within`] stretches its limit.
@@ -114,7 +114,7 @@ impl Fixture {
     /// `open` opens another client of one store, as another process would.
     pub fn new(runtime: Arc<dyn Runtime>, open: impl Fn() -> Locks + Send + Sync + 'static) -> Self {
         let (open, flavour, taken) = (Box::new(open), Flavour::Mutex, flavour::Taken::default());
-        Self { runtime, open, flavour, refuses: &[], terms: |options| options, taken, slack: 1, ttl: TTL }
+        Self { runtime, open, flavour, refuses: &[], adds: |options| options, taken, slack: 1, ttl: TTL }
     }
 
     /// Like `new`, in real time: limits are stretched eightfold, because the machine may be busy.
@@ -151,13 +151,13 @@ impl Fixture {
 
     /// Adds options to those of every client.
     #[must_use]
-    pub fn on(self, terms: fn(Options) -> Options) -> Self {
-        Self { terms, ..self }
+    pub fn on(self, adds: fn(Options) -> Options) -> Self {
+        Self { adds, ..self }
     }
 
     /// Whether a token may follow another one; with unfenced clients, whether both are 0.
     pub fn is_later(&self, fence: u64, than: u64) -> bool {
-        if (self.terms)(Options::new()).unfenced { (fence, than) == (0, 0) } else { fence > than }
+        if (self.adds)(Options::new()).unfenced { (fence, than) == (0, 0) } else { fence > than }
     }
 
     /// Another client, with a short lease.
@@ -167,7 +167,7 @@ impl Fixture {
 
     /// Another client with these options.
     pub fn client_with(&self, options: Options) -> Locks {
-        (self.open)().with(|_| (self.terms)(options)).expect("options that can be right")
+        (self.open)().with(|_| (self.adds)(options)).expect("options that can be right")
     }
 
     /// Options with the fixture's lease.

@@ -92,16 +92,16 @@ use launch::{inspector, launch};
 use port::Port;
 use process::Process;
 
-/// Adds terms to the query of a store's URL, as in `acks=2&restart-grace=30s`.
-pub fn on_terms(url: &str, terms: &str) -> String {
-    let separator = if terms.is_empty() {
+/// Adds parameters to the query of a store's URL, as in `acks=2&restart-grace=30s`.
+pub fn with_query(url: &str, query: &str) -> String {
+    let separator = if query.is_empty() {
         ""
     } else if url.contains('?') {
         "&"
     } else {
         "?"
     };
-    format!("{url}{separator}{terms}")
+    format!("{url}{separator}{query}")
 }
 
 /// A `redis-server`. Dropping it, also by a panicking test, kills the process and removes its directory.

@@ -89,7 +89,7 @@ impl Store for SimStore {
     }
 
     fn placement(&self, _: &LockName, _: LockSpec) -> Placement {
-        Placement { renewal_group: self.renews_together.then_some(0), ..Placement::default() }
+        Placement { renews_with: self.renews_together.then_some(0), ..Placement::default() }
     }
 
     fn signals(&self) -> &Signals {

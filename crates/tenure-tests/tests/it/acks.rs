@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::overlap::{now, overlap};
 use crate::schedulers::Schedulers;
 use tenure::{Guard, Locks, Options, block_on};
-use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually, on_terms};
+use tenure_testkit::servers::{Cluster, Config, Sentinels, Server, eventually, with_query};
 
 /// Longer than a grant confirmed by two replicas takes on a busy machine; also the restart grace.
 const TTL: Duration = Duration::from_secs(2);
@@ -20,8 +20,8 @@ const TTL: Duration = Duration::from_secs(2);
 const LONG: Duration = Duration::from_secs(30);
 const SOON: Duration = Duration::from_secs(20);
 
-fn locks(url: &str, terms: &str, options: Options) -> Locks {
-    let locks = Locks::open(&on_terms(url, terms)).expect("a store");
+fn locks(url: &str, guarantees: &str, options: Options) -> Locks {
+    let locks = Locks::open(&with_query(url, guarantees)).expect("a store");
     locks.with(|_| options.patience(2 * SOON)).expect("options")
 }
 
@@ -134,9 +134,9 @@ mod behind_sentinel {
 
         // A master that only its lock clients still reach. A holder without acks shows that there is
         // something to lose.
-        let terms = [("restart-grace=2s", "without acks"), ("acks=2&restart-grace=2s", "cut off")];
-        let [kept, guard] =
-            terms.map(|(terms, name)| acquire(&locks(&url, terms, Options::new().ttl(TTL)), name));
+        let guarantees = [("restart-grace=2s", "without acks"), ("acks=2&restart-grace=2s", "cut off")];
+        let [kept, guard] = guarantees
+            .map(|(guarantees, name)| acquire(&locks(&url, guarantees, Options::new().ttl(TTL)), name));
         let old = sentinels.master();
         assert!(old.command(&["ACL", "SETUSER", "default", "-@all"]) == "OK");
         old.command(&["CLIENT", "KILL", "TYPE", "replica"]);
@@ -242,7 +242,7 @@ fn a_demoted_master_is_asked_again() {
     };
     follow(&new, &old);
     eventually("it follows", SOON, || new.info("replication")["master_link_status"] == "up");
-    let ours = Locks::open(&on_terms(&old.url(), "acks=1")).expect("a store");
+    let ours = Locks::open(&with_query(&old.url(), "acks=1")).expect("a store");
     let ours = ours.with(|_| Options::new().op_timeout(Duration::from_secs(1))).expect("options");
     block_on(ours.ping()).expect("an answer");
     new.command(&["REPLICAOF", "NO", "ONE"]);

@@ -17,7 +17,7 @@ use crate::overlap::{now, overlap};
 use tenure::{Error, Locks, Options, block_on};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::proxy::{Fault, Proxy};
-use tenure_testkit::servers::{Config, Server, eventually, on_terms};
+use tenure_testkit::servers::{Config, Server, eventually, with_query};
 use tenure_testkit::timed::in_time;
 
 /// Long enough for a busy machine.
@@ -30,13 +30,16 @@ static CROWD: RwLock<()> = RwLock::new(());
 /// As long as a lease.
 const GRACE: &str = "restart-grace=1500ms";
 
-fn locks(url: &str, terms: &str) -> Locks {
-    Locks::open(&on_terms(url, terms)).expect("a store").with(|options| options.ttl(TTL)).expect("options")
+fn locks(url: &str, guarantees: &str) -> Locks {
+    Locks::open(&with_query(url, guarantees))
+        .expect("a store")
+        .with(|options| options.ttl(TTL))
+        .expect("options")
 }
 
 /// With a lease that outlasts the test.
-fn patient(url: &str, terms: &str) -> Locks {
-    locks(url, terms).with(|_| Options::new()).expect("options")
+fn patient(url: &str, guarantees: &str) -> Locks {
+    locks(url, guarantees).with(|_| Options::new()).expect("options")
 }
 
 fn why(error: &Error) -> String {
@@ -87,7 +90,7 @@ impl Trio {
     }
 }
 
-/// A failover, and the terms of both sides.
+/// A failover, and the guarantees of both sides.
 struct Failover {
     ours: &'static str,
     theirs: &'static str,
@@ -226,9 +229,9 @@ fn with_less_than_that_failovers_overlap() {
 
 #[test]
 fn a_server_that_comes_back_empty_grants_nothing_until_every_lease_is_over() {
-    for (terms, overlaps) in [("", true), (GRACE, false)] {
+    for (guarantees, overlaps) in [("", true), (GRACE, false)] {
         let server = Server::start();
-        let (ours, theirs) = (locks(&server.url(), terms), locks(&server.url(), terms));
+        let (ours, theirs) = (locks(&server.url(), guarantees), locks(&server.url(), guarantees));
         let guard = block_on(ours.mutex("x").expect("a name").lock()).expect("a free lock");
         // So that the holder does not learn of it before its lease ends.
         server.stop();
@@ -304,7 +307,8 @@ fn a_server_that_cannot_says_so() {
             .user("blind on >pw ~* &* +@all -info"),
     );
     let url = |user: &str| server.url().replace("redis://", &format!("redis://{user}:pw@"));
-    let ask = |url: &str, terms: &str| block_on(locks(url, terms).mutex("x").expect("a name").try_lock());
+    let ask =
+        |url: &str, guarantees: &str| block_on(locks(url, guarantees).mutex("x").expect("a name").try_lock());
 
     let error = ask(&server.url(), "acks=1").expect_err("no connected replicas");
     assert!(
@@ -408,7 +412,7 @@ fn a_wait_that_is_broken_off_confirms_nothing_and_is_begun_again() {
     });
 }
 
-/// The guarantees of a mutex and a queue also hold with these terms.
+/// A mutex and a queue keep their promises with these guarantees.
 mod acked {
     use super::*;
 

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tenure::{Guard, Locks, Owner, block_on};
 use tenure_testkit::asker::{Asker, held, not_sent, refusal};
 use tenure_testkit::conformance::{Case, Fixture, Flavour, exclusion, guard, lease};
-use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually, on_terms};
+use tenure_testkit::servers::{Authority, Cluster, Config, Server, eventually, with_query};
 use tenure_testkit::timed::in_time;
 
 /// A server with a certificate for 127.0.0.1, which requires no client certificate.
@@ -83,7 +83,7 @@ fn a_tls_cluster_keeps_locks_of_every_kind_through_a_slot_move_and_a_failover() 
     let identity = format!("&cert={}&key={}", us.cert.display(), us.key.display());
     let open = |url: &str| Locks::open(&format!("{url}{identity}")).expect("a store");
     let (holders, waiters) = (open(&trusting(&seeds, &authority)), open(&trusting(&seeds, &authority)));
-    let acked = open(&on_terms(&trusting(&seeds, &authority), "acks=1"));
+    let acked = open(&with_query(&trusting(&seeds, &authority), "acks=1"));
     let (one, other) = (Owner::new("one").expect("an owner"), Owner::new("other").expect("an owner"));
     let acquire = |locks: &Locks, owner: &Owner, kind: &str, name: &str| {
         let asked = async {

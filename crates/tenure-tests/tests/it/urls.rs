@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tenure::{Credentials, Locks, block_on};
 use tenure_testkit::servers::{
-    Authority, Certificate, Cluster, Config, MariaDb, PgBouncer, Postgres, Server, on_terms,
+    Authority, Certificate, Cluster, Config, MariaDb, PgBouncer, Postgres, Server, with_query,
 };
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -283,13 +283,13 @@ fn parameters_of_libpq_change_the_session() {
     let schema = schema();
     let url = SERVER.url(&schema).replace("?schema=", "?search_path=");
     let locks =
-        Locks::open(&on_terms(&url, "application_name=web&fallback_application_name=x")).expect("a URL");
+        Locks::open(&with_query(&url, "application_name=web&fallback_application_name=x")).expect("a URL");
     let guard = block_on(locks.mutex("x").expect("a name").lock()).expect("a guard");
     let web = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'web tenure-%'";
     assert_eq!(SERVER.run(web), "1");
     assert_eq!(SERVER.run(&format!("SELECT count(*) FROM {schema}.tenure_lock WHERE name = 'x'")), "1");
     block_on(guard.release()).expect("a release");
-    let read_only = on_terms(&url, "options=-c%20default_transaction_read_only%3Don");
+    let read_only = with_query(&url, "options=-c%20default_transaction_read_only%3Don");
     says(&read_only, "default_transaction_read_only is on");
     // The first four hosts accept connections and do not answer; by default each would take three seconds.
     let silent = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));

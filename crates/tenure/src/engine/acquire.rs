@@ -91,7 +91,7 @@ enum Policy {
     /// For kinds without a queue in the store: waits in this process's queue, behind its other waiters even
     /// before the first request.
     Local,
-    /// For kinds with a queue: takes a ticket in the store and waits for its turn.
+    /// For kinds with a queue: takes a ticket in the store and waits for its grant.
     Tickets,
 }
 
@@ -144,7 +144,7 @@ fn request(
     async move {
         let engine = &ask.engine;
         let waits = !matches!(policy, Policy::Once);
-        let asked = pin!(ask.once(waits, limit, now));
+        let asked = pin!(ask.request(waits, limit, now));
         // Not with `before`, whose future would add to the size of every acquisition.
         match limit.filter(|_| waits) {
             None => RequestOutcome::Answered(asked.await),
@@ -165,7 +165,7 @@ enum NextStep {
     Retry(Moment),
     /// Wait in this process's queue. Contains the failure of an unanswered request.
     Local(Option<Failure>),
-    /// Wait for the turn of a ticket in the store.
+    /// Wait for the grant of a ticket in the store.
     Ticket(Waiting),
 }
 
@@ -215,7 +215,7 @@ impl Course {
     /// Continues after the first request.
     async fn run(mut self, mut asked: RequestOutcome) -> Result<Option<Granted>> {
         loop {
-            let turn = match self.next(asked)? {
+            let outcome = match self.next(asked)? {
                 NextStep::Granted(granted) => return Ok(Some(granted)),
                 NextStep::Over => return Ok(None),
                 NextStep::Retry(at) => {
@@ -228,15 +228,15 @@ impl Course {
                 }
                 NextStep::Local(silence) => {
                     let place = self.queues.local.join(&self.engine, &self.ask, silence);
-                    self.turn(place).await?
+                    self.wait_for(place).await?
                 }
                 NextStep::Ticket(waiting) => {
                     let place = self.queues.ticket.join(&self.engine, &self.ask, waiting);
-                    self.turn(place).await?
+                    self.wait_for(place).await?
                 }
             };
             let at = self.engine.now();
-            match turn {
+            match outcome {
                 None => return Ok(None),
                 Some(WaitOutcome::Held(held)) if at < held.lease.lost_at() => {
                     return Ok(Some(Granted { held, handed_over: true, at }));
@@ -268,11 +268,11 @@ impl Course {
         request(&self.ask, self.policy, self.limit, self.engine.now()).await
     }
 
-    /// Waits for the turn; `None` when the wait is over.
-    async fn turn<S: Strategy>(&self, mut place: WaitHandle<S>) -> Result<Option<WaitOutcome>> {
-        let turn = before(&self.engine, self.limit, pin!(place.turn())).await;
-        match turn {
-            Some(Some(turn)) => turn.map(Some),
+    /// Waits in the queue; `None` when the wait is over.
+    async fn wait_for<S: Strategy>(&self, mut place: WaitHandle<S>) -> Result<Option<WaitOutcome>> {
+        let outcome = before(&self.engine, self.limit, pin!(place.outcome())).await;
+        match outcome {
+            Some(Some(outcome)) => outcome.map(Some),
             Some(None) => Err(self.ask.silent(not_sent("the thread of the locks has ended"))),
             None => place.silence().map_or(Ok(None), |failure| Err(self.ask.silent(failure))),
         }

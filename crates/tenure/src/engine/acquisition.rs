@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use super::Engine;
 use super::call::Call;
-use super::grant::{GONE, Granting, Lease, LeaseTerms, Loss};
+use super::grant::{GONE, Grant, Granting, Lease, Loss};
 use super::hold::Hold;
-use super::newcomer::{Newcomer, NewcomerSlot};
+use super::kept_subscription::{KeptSubscription, KeptSubscriptionSlot};
 use super::release::Release;
 use crate::error::{Error, Result};
 use crate::metrics::{LossReason, Meter};
@@ -92,7 +92,7 @@ pub(crate) struct Acquisition {
     is_fresh: bool,
     /// The store may have a grant or ticket of this owner that is not represented by a [`Hold`].
     maybe: AtomicBool,
-    newcomer: NewcomerSlot,
+    subscription: KeptSubscriptionSlot,
 }
 
 /// The result of a request.
@@ -150,7 +150,7 @@ impl Acquisition {
             interruptions,
             is_fresh,
             maybe: AtomicBool::new(false),
-            newcomer: NewcomerSlot::default(),
+            subscription: KeptSubscriptionSlot::default(),
         }
     }
 
@@ -176,11 +176,11 @@ impl Acquisition {
         Hold::reentered(engine, lease)
     }
 
-    /// Sends one request at `sent`. Retries only if the answer took so long that too little of the lease is
+    /// Sends a request at `sent`. Repeats it only if the answer took so long that too little of the lease is
     /// left, and if another equally slow answer would still arrive within the limit. With `wait`, takes a
     /// ticket if the kind has a queue.
     #[expect(clippy::manual_async_fn, reason = "an async fn stores its arguments twice")]
-    pub(super) fn once(
+    pub(super) fn request(
         &self,
         wait: bool,
         limit: Option<Moment>,
@@ -261,9 +261,9 @@ impl Acquisition {
         let wait_ms = (wait && matches!(self.spec, LockSpec::Queue(_))).then(place);
         let (ttl_ms, hold, bind) = (lease::millis(ttl), self.hold, HoldOptions::of(&self.options).bind);
         let fence = if self.options.unfenced { Fence::Optional } else { Fence::Assign };
-        let newcomer = wait_ms.and_then(|_| self.engine.newcomer(&self.name));
-        let listens = newcomer.as_ref().and_then(Newcomer::listens);
-        self.newcomer.set(newcomer);
+        let subscription = wait_ms.and_then(|_| self.engine.subscribed(&self.name));
+        let listens = subscription.as_ref().and_then(KeptSubscription::listens);
+        self.subscription.set(subscription);
         self.call(Verb::Acquire { ttl_ms, hold, fence, wait_ms, listens, bind })
     }
 
@@ -341,7 +341,7 @@ impl Acquisition {
     /// The hold granted by the store. `max_hold` counts from `begun`.
     pub(super) fn granted(&self, fence: u64, begun: Moment, request: Granting) -> Hold {
         let options = HoldOptions::of(&self.options);
-        let terms = LeaseTerms {
+        let grant = Grant {
             name: self.name.clone(),
             spec: self.spec,
             owner: self.owner.clone(),
@@ -352,14 +352,14 @@ impl Acquisition {
             end: options.max_hold.map(|hold| begun + hold),
             interruptions: self.interruptions,
         };
-        let held = Hold::granted(&self.engine, terms, request);
+        let held = Hold::granted(&self.engine, grant, request);
         self.maybe.store(false, Ordering::Release);
         held
     }
 
     /// Messages about its last request reach another receiver, or are no longer needed.
     pub(super) fn settle(&self) {
-        self.newcomer.set(None);
+        self.subscription.set(None);
     }
 
     fn mismatch(&self, kind: Kind, capacity: Option<u32>) -> Error {
@@ -391,7 +391,7 @@ pub(crate) async fn part(engine: &Arc<Engine>, lease: &Lease) -> Result<Hold> {
     let (name, spec, owner, meter) = (&lease.name, lease.spec, Some(&lease.owner), lease.meter);
     let ask = Acquisition::new(Wanted { engine, name, spec, owner, options, meter, wait: Wait::Once });
     let in_grace = engine.store.capabilities().restart_grace.is_some();
-    match ask.once(false, None, ask.since).await {
+    match ask.request(false, None, ask.since).await {
         // A different token means that the lock was lost and acquired again.
         AcquireOutcome::Held(part, _) | AcquireOutcome::Lapsed(part) if part.lease.fence == lease.fence => {
             part.lease.is_alone();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 
-use super::grant::LeaseTerms;
+use super::grant::Grant;
 use super::{Engine, backoff};
 use crate::metrics::{RequestResult, RequestVerb};
 use crate::moment::Moment;
@@ -35,8 +35,8 @@ impl<'a> Call<'a> {
     }
 
     /// A request about a held lock.
-    pub(crate) fn of(terms: &'a LeaseTerms, verb: Verb) -> Self {
-        Self::new(&terms.name, terms.spec, &terms.owner, verb)
+    pub(crate) fn of(grant: &'a Grant, verb: Verb) -> Self {
+        Self::new(&grant.name, grant.spec, &grant.owner, verb)
     }
 
     /// Marks it as safe to execute twice, so that it is retried if its connection drops before the answer.

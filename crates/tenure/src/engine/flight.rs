@@ -30,7 +30,7 @@ pub(crate) struct Flights {
 /// One name, while any task of this process needs its value.
 pub(crate) struct Flight {
     /// Held by the task that computes the value, with the store's lock.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    lead: Arc<tokio::sync::Mutex<()>>,
     /// Held by the task that computes the value without the store's lock, because its wait is over.
     late: Arc<tokio::sync::Mutex<()>>,
     published: watch::Sender<Option<Arc<FlightResult>>>,
@@ -86,7 +86,7 @@ impl Flights {
         let mut by_name = self.by_name.lock();
         let flight = by_name.entry(name.clone()).or_insert_with(|| {
             Arc::new(Flight {
-                turn: Arc::default(),
+                lead: Arc::default(),
                 late: Arc::default(),
                 published: watch::Sender::new(None),
             })
@@ -150,12 +150,12 @@ impl FlightCaller<'_> {
         self.flight.as_ref().expect("a caller has its flight until it leaves")
     }
 
-    /// Takes the turn if no other task has it.
-    pub(crate) fn try_turn(&self) -> Option<OwnedMutexGuard<()>> {
-        Arc::clone(&self.flight().turn).try_lock_owned().ok()
+    /// Takes the lead if no other task has it.
+    pub(crate) fn try_lead(&self) -> Option<OwnedMutexGuard<()>> {
+        Arc::clone(&self.flight().lead).try_lock_owned().ok()
     }
 
-    /// Waits for the turn or for a suitable result.
+    /// Waits for the lead or for a suitable result.
     pub(crate) async fn wait(
         &mut self,
         engine: &Engine,
@@ -164,12 +164,12 @@ impl FlightCaller<'_> {
         until: Moment,
     ) -> FlightRole {
         let flight = self.flight();
-        let turn = if is_late { &flight.late } else { &flight.turn };
-        let turn = pin!(Arc::clone(turn).lock_owned());
+        let lead = if is_late { &flight.late } else { &flight.lead };
+        let lead = pin!(Arc::clone(lead).lock_owned());
         let published = pin!(published(&mut self.published, suits));
-        match select(select(published, turn), engine.runtime.sleep_until(until)).await {
+        match select(select(published, lead), engine.runtime.sleep_until(until)).await {
             Either::Left((Either::Left((result, _)), _)) => FlightRole::Shared(result),
-            Either::Left((Either::Right((turn, _)), _)) => FlightRole::Leader(turn),
+            Either::Left((Either::Right((lead, _)), _)) => FlightRole::Leader(lead),
             Either::Right(_) => FlightRole::Late,
         }
     }

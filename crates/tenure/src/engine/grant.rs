@@ -1,4 +1,4 @@
-//! One grant: its terms, its deadline, and how it ended. `loss.rs` has what follows its end in the engine.
+//! A lease: what was granted, its deadline, and how it ended. `loss.rs` has what follows its end in the engine.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -17,17 +17,17 @@ use crate::planted::{Bug, planted};
 use crate::protocol::{Answer, Liveness, LockSpec, Place, Verb, lease, parse_value, shown};
 use crate::sync::Locked;
 
-/// A grant, shared by its guard, its loss signals and the renewer. Dereferences to its [terms](LeaseTerms),
-/// which never change.
+/// A lease, shared by its guard, its loss signals and the renewer. Dereferences to its [`Grant`],
+/// which never changes.
 pub(crate) struct Lease {
-    terms: LeaseTerms,
+    grant: Grant,
     pub(super) role: Role,
     state: Locked<LeaseState>,
 }
 
 /// What was granted to whom, and for how long.
 #[derive(Clone)]
-pub(crate) struct LeaseTerms {
+pub(crate) struct Grant {
     /// The full name.
     pub(crate) name: LockName,
     pub(crate) spec: LockSpec,
@@ -112,32 +112,32 @@ pub(super) struct Granting {
 }
 
 impl Deref for Lease {
-    type Target = LeaseTerms;
+    type Target = Grant;
 
-    fn deref(&self) -> &LeaseTerms {
-        &self.terms
+    fn deref(&self) -> &Grant {
+        &self.grant
     }
 }
 
 impl Lease {
     /// A grant that was set by `request`.
-    pub(super) fn granted(terms: LeaseTerms, role: Role, request: Granting) -> Self {
+    pub(super) fn granted(grant: Grant, role: Role, request: Granting) -> Self {
         let Granting { sent, answered, first, whole } = request;
         let deadline = lease::deadline(sent, answered, first);
         let extent = match first >= whole {
             true => Extent::Whole { sent },
-            false => Extent::Part { whole_at: lease::whole_at(answered, terms.options.ttl, deadline) },
+            false => Extent::Part { whole_at: lease::whole_at(answered, grant.options.ttl, deadline) },
         };
         let state = LeaseState { extent, deadline, ..LeaseState::new(sent, Hearing::Later) };
-        Self { terms, role, state: Locked::new(state) }
+        Self { grant, role, state: Locked::new(state) }
     }
 
-    /// A share of `term`, which has the lease.
-    pub(super) fn share_of(term: &Arc<Self>, meter: Meter, op_timeout: Duration) -> Self {
-        let options = HoldOptions { op_timeout, ..term.options };
-        let terms = LeaseTerms { meter, options, ..term.terms.clone() };
+    /// A share of `root`, which has the lease.
+    pub(super) fn share_of(root: &Arc<Self>, meter: Meter, op_timeout: Duration) -> Self {
+        let options = HoldOptions { op_timeout, ..root.options };
+        let grant = Grant { meter, options, ..root.grant.clone() };
         let state = LeaseState::new(Moment::default(), Hearing::Never);
-        Self { terms, role: Role::Share(Arc::clone(term)), state: Locked::new(state) }
+        Self { grant, role: Role::Share(Arc::clone(root)), state: Locked::new(state) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, LeaseState> {
@@ -154,31 +154,31 @@ impl Lease {
         is_new
     }
 
-    /// How long the caller has held it; `None` if it never reached the caller, as for a term.
+    /// How long the caller has held it; `None` if it never reached the caller, as for a root.
     pub(super) fn held_for(&self, now: Moment) -> Option<Duration> {
         match self.role {
-            Role::Term(_) => None,
+            Role::Root(_) => None,
             Role::Alone | Role::Share(_) => self.state().phase.held_since().map(|since| now.since(since)),
         }
     }
 
     /// Moves the deadline after a renewal for `ttl` that was sent at `sent`. It never moves back.
     pub(crate) fn renewed(&self, sent: Moment, answered: Moment, ttl: Duration) {
-        let term = self.term();
+        let root = self.root();
         {
-            let mut state = term.state();
+            let mut state = root.state();
             state.extent = match state.extent {
                 Extent::Whole { sent: before } => Extent::Whole { sent: sent.max(before) },
                 Extent::Part { .. } => Extent::Whole { sent },
             };
             state.deadline = state.deadline.max(lease::deadline(sent, answered, ttl));
         }
-        match &term.role {
-            Role::Term(shares) => {
+        match &root.role {
+            Role::Root(shares) => {
                 let leases = shares.lock().leases.clone();
                 leases.iter().for_each(|lease| lease.tell_renewal());
             }
-            Role::Alone | Role::Share(_) => term.tell_renewal(),
+            Role::Alone | Role::Share(_) => root.tell_renewal(),
         }
     }
 
@@ -199,19 +199,19 @@ impl Lease {
 
     /// When the loss is announced: `grace` before another owner can get the lease.
     pub(crate) fn lost_at(&self) -> Moment {
-        self.term().state().lost_at(self)
+        self.root().state().lost_at(self)
     }
 
     /// When the lease expires on the store, assuming that an unanswered renewal extended it.
     pub(super) fn lapses_at(&self) -> Moment {
-        let asked_at = self.term().state().asked_at;
+        let asked_at = self.root().state().asked_at;
         asked_at + self.ttl_from(asked_at)
     }
 
     /// The end of the time in which there may be something to release. The lease of a resumed hold may last
     /// longer on the store than `max_hold` allows here.
     pub(super) fn over_at(&self) -> Moment {
-        let state = self.term().state();
+        let state = self.root().state();
         state.deadline.max(state.asked_at + self.options.ttl)
     }
 
@@ -227,7 +227,7 @@ impl Lease {
 
     /// The lease to request in a renewal sent now.
     pub(crate) fn ask(&self, now: Moment) -> Duration {
-        let mut state = self.term().state();
+        let mut state = self.root().state();
         state.asked_at = state.asked_at.max(now);
         self.ttl_from(now)
     }
@@ -265,22 +265,22 @@ impl Lease {
 
     /// Records that a request to detach it is about to be sent.
     pub(crate) fn set_detaching(&self) {
-        self.term().state().detaches = true;
+        self.root().state().detaches = true;
     }
 
     /// Whether the store may count it as detached. Only the reentrant kind counts holds.
     pub(super) fn may_be_detached(&self) -> bool {
-        self.spec == LockSpec::Reentrant && self.term().state().detaches
+        self.spec == LockSpec::Reentrant && self.root().state().detaches
     }
 
     /// Records that a request that ends it beside a record is about to be sent.
     pub(crate) fn set_ending(&self) {
-        self.term().state().ends = true;
+        self.root().state().ends = true;
     }
 
     /// Whether a request in flight may have ended or detached it. The answer to that request decides.
     pub(super) fn may_have_ended(&self) -> bool {
-        self.may_be_detached() || self.term().state().ends
+        self.may_be_detached() || self.root().state().ends
     }
 
     /// The request that renews the lease.
@@ -364,24 +364,24 @@ impl Lease {
     }
 
     /// The lease that is renewed and released: the shared one, or its own.
-    pub(crate) fn term(&self) -> &Self {
-        self.shared_term().map_or(self, |term| term)
+    pub(crate) fn root(&self) -> &Self {
+        self.shared_root().map_or(self, |root| root)
     }
 
     /// The lease that it shares with the owner's other holds.
-    pub(super) fn shared_term(&self) -> Option<&Arc<Self>> {
+    pub(super) fn shared_root(&self) -> Option<&Arc<Self>> {
         match &self.role {
-            Role::Share(term) => Some(term),
-            Role::Alone | Role::Term(_) => None,
+            Role::Share(root) => Some(root),
+            Role::Alone | Role::Root(_) => None,
         }
     }
 
     pub(super) fn shares(&self) -> Vec<Arc<Self>> {
         match &self.role {
-            Role::Term(shares) if planted(Bug::LossToldToOne) => {
+            Role::Root(shares) if planted(Bug::LossToldToOne) => {
                 shares.lock().leases.first().cloned().into_iter().collect()
             }
-            Role::Term(shares) => shares.lock().leases.clone(),
+            Role::Root(shares) => shares.lock().leases.clone(),
             Role::Alone | Role::Share(_) => Vec::new(),
         }
     }
@@ -407,28 +407,28 @@ impl LeaseState {
         }
     }
 
-    pub(super) fn lost_at(&self, terms: &LeaseTerms) -> Moment {
-        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { terms.options.grace };
-        terms.end.map_or(self.deadline, |end| self.deadline.min(end)) - grace
+    pub(super) fn lost_at(&self, grant: &Grant) -> Moment {
+        let grace = if planted(Bug::NoGrace) { Duration::ZERO } else { grant.options.grace };
+        grant.end.map_or(self.deadline, |end| self.deadline.min(end)) - grace
     }
 
     /// When to renew next; `None` if renewal is off or `max_hold` leaves nothing to gain. A partial lease is
     /// always renewed.
-    pub(super) fn renew_at(&self, terms: &LeaseTerms) -> Option<Moment> {
+    pub(super) fn renew_at(&self, grant: &Grant) -> Option<Moment> {
         let sent = match self.extent {
             Extent::Part { whole_at } => return (!planted(Bug::NeverWhole)).then_some(whole_at),
             Extent::Whole { sent } => sent,
         };
-        let reaches_end = terms.end.is_some_and(|end| sent + terms.options.ttl >= end);
-        let is_renewed = terms.options.renewal == Renewal::Automatic && !reaches_end;
-        is_renewed.then(|| lease::renew_at(sent, terms.options.ttl))
+        let reaches_end = grant.end.is_some_and(|end| sent + grant.options.ttl >= end);
+        let is_renewed = grant.options.renewal == Renewal::Automatic && !reaches_end;
+        is_renewed.then(|| lease::renew_at(sent, grant.options.ttl))
     }
 
     /// When its holder subscribes to messages about its end, if it has not yet.
-    pub(super) fn listen_at(&self, terms: &LeaseTerms) -> Option<Moment> {
+    pub(super) fn listen_at(&self, grant: &Grant) -> Option<Moment> {
         match self.phase {
             Phase::Held { since } if self.hearing == Hearing::Later && !planted(Bug::ForcedUnheard) => {
-                lease::listen_at(since, terms.options.ttl)
+                lease::listen_at(since, grant.options.ttl)
             }
             _ => None,
         }
@@ -512,12 +512,12 @@ pub(super) enum Role {
     /// Not shared.
     Alone,
     /// The hold on the store, on behalf of its shares. No caller has it.
-    Term(Box<Locked<Shares>>),
-    /// In a caller's hands. The term has the lease.
+    Root(Box<Locked<Shares>>),
+    /// In a caller's hands. The root has the lease.
     Share(Arc<Lease>),
 }
 
-/// The shares of a term.
+/// The shares of a root.
 #[derive(Default)]
 pub(super) struct Shares {
     pub(super) leases: Vec<Arc<Lease>>,

@@ -1,9 +1,9 @@
-//! One grant, on its way to the caller or in its guard.
+//! A hold, on its way to the caller or in its guard.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::grant::{Granting, Lease, LeaseTerms, Role};
+use super::grant::{Grant, Granting, Lease, Role};
 use super::hold_end::HoldEnd;
 use super::release::{Release, announce};
 use super::{Engine, backoff};
@@ -22,10 +22,10 @@ pub(crate) struct Hold {
 }
 
 impl Hold {
-    pub(super) fn granted(engine: &Arc<Engine>, terms: LeaseTerms, request: Granting) -> Self {
-        let lease = match terms.spec {
-            LockSpec::Reentrant => Lease::first_share(terms, request),
-            LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(Lease::granted(terms, Role::Alone, request)),
+    pub(super) fn granted(engine: &Arc<Engine>, grant: Grant, request: Granting) -> Self {
+        let lease = match grant.spec {
+            LockSpec::Reentrant => Lease::first_share(grant, request),
+            LockSpec::Mutex | LockSpec::Queue(_) => Arc::new(Lease::granted(grant, Role::Alone, request)),
         };
         Self { engine: Arc::clone(engine), lease, armed: true }
     }
@@ -35,7 +35,7 @@ impl Hold {
         let held = Self { engine: Arc::clone(engine), lease, armed: true };
         // A loss settles all shares it finds, so it either came before or settles this one too. A share
         // settled before `keep` does not count as held.
-        let is_live = held.lease.term().known_outcome().is_none() && held.lease.keep(engine.now());
+        let is_live = held.lease.root().known_outcome().is_none() && held.lease.keep(engine.now());
         is_live.then_some(held)
     }
 
@@ -43,19 +43,19 @@ impl Hold {
     pub(crate) fn keep(&self, now: Moment) {
         let (engine, lease) = (&self.engine, &self.lease);
         lease.keep(now);
-        let term = match lease.shared_term() {
+        let root = match lease.shared_root() {
             // It is already renewed for another share.
-            Some(term) if !term.keep(now) => return,
-            Some(term) => {
-                engine.reentries.add(term);
-                term
+            Some(root) if !root.keep(now) => return,
+            Some(root) => {
+                engine.reentries.add(root);
+                root
             }
             None => lease,
         };
-        engine.renewer.keep(engine, term);
+        engine.renewer.keep(engine, root);
         // Checked after the lease is in the schedule, which notices later interruptions.
         if engine.store.signals().interruptions() != lease.interruptions && !planted(Bug::GrantUnverified) {
-            engine.renewer.verify_soon(engine, term);
+            engine.renewer.verify_soon(engine, root);
         }
     }
 
@@ -133,10 +133,10 @@ impl Hold {
     fn settle(&self, now: Moment) -> usize {
         let left = self.lease.leave().filter(|_| !planted(Bug::OneEndsAll)).unwrap_or(0);
         if left == 0 {
-            self.engine.renewer.forget(self.lease.term());
-            if let Some(term) = self.lease.shared_term() {
-                self.engine.reentries.remove(term);
-                term.settle(&self.engine, now, HoldEnd::Released, None);
+            self.engine.renewer.forget(self.lease.root());
+            if let Some(root) = self.lease.shared_root() {
+                self.engine.reentries.remove(root);
+                root.settle(&self.engine, now, HoldEnd::Released, None);
             }
         }
         self.lease.settle(&self.engine, now, HoldEnd::Released, None);

@@ -39,7 +39,7 @@ impl Lease {
 
     /// Ends the lease locally because its time is over, even if the store still has it.
     pub(super) fn expire(&self, engine: &Engine) {
-        let deadline = self.term().state().deadline;
+        let deadline = self.root().state().deadline;
         let (reason, text) = match self.end {
             Some(end) if deadline + lease::margin(self.options.ttl) >= end => {
                 (LossReason::MaxHold, "max_hold was reached")
@@ -52,15 +52,15 @@ impl Lease {
     /// Ends it as lost and wakes all listeners.
     pub(crate) fn lose(&self, engine: &Engine, loss: &Loss) {
         let error = Error::lost(&self.name, engine.store.url(), &loss.text);
-        let (term, now) = (self.term(), engine.now());
-        if term.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
-            engine.renewer.forget(term);
+        let (root, now) = (self.root(), engine.now());
+        if root.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
+            engine.renewer.forget(root);
             engine.ask_soon(&self.name, None);
-            if matches!(term.role, Role::Alone) {
-                term.tell_loss(engine, loss);
+            if matches!(root.role, Role::Alone) {
+                root.tell_loss(engine, loss);
             }
         }
-        for share in term.shares() {
+        for share in root.shares() {
             if share.settle(engine, now, HoldEnd::Lost(error.clone()), Some(loss.reason)) {
                 share.tell_loss(engine, loss);
             }

@@ -7,7 +7,7 @@
 //!   requests and answers;
 //! - [`call`] sends a request to the store and decides on retries;
 //! - [`waiters`] has the queues in which the tasks of one process wait for a lock;
-//! - [`hold`] is one grant, [`grant`] its terms and its state, [`loss`] what follows its end, and [`lost`] tells the
+//! - [`hold`] is one grant, [`grant`] its lease, [`loss`] what follows its end, and [`lost`] tells the
 //!   caller of it;
 //! - [`reentry`] lets the holds of one owner share a grant;
 //! - [`upgrade`] turns a reader into the writer;
@@ -26,10 +26,10 @@ mod forced;
 pub(crate) mod grant;
 pub(crate) mod hold;
 mod hold_end;
+mod kept_subscription;
 mod listener_count;
 mod loss;
 pub(crate) mod lost;
-mod newcomer;
 mod pending_releases;
 mod queues;
 mod reentry;
@@ -61,8 +61,8 @@ use crate::runtime::Runtime;
 use crate::store::{Failure, Store};
 use crate::sync::Locked;
 
+use kept_subscription::KeptSubscription;
 use listener_count::ListenerCount;
-use newcomer::Newcomer;
 use pending_releases::PendingReleases;
 use queues::Queues;
 use renew_schedule::Renewer;
@@ -117,8 +117,8 @@ impl Engine {
         self.queues.get().into_iter().for_each(|queues| queues.ask_soon(name, by));
     }
 
-    fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
-        self.queues.get()?.newcomer(name)
+    fn subscribed(&self, name: &LockName) -> Option<KeptSubscription> {
+        self.queues.get()?.subscribed(name)
     }
 
     pub(crate) fn now(&self) -> Moment {

@@ -1,6 +1,6 @@
 //! What the engine needs of the queues of waiters, which use the engine themselves.
 
-use super::newcomer::Newcomer;
+use super::kept_subscription::KeptSubscription;
 use crate::name::LockName;
 use crate::owner::Owner;
 
@@ -12,5 +12,5 @@ pub(super) trait Queues: Send + Sync {
 
     /// Announces a request for a ticket. If the lock has a subscription, it is kept until the returned value
     /// is dropped.
-    fn newcomer(&self, name: &LockName) -> Option<Newcomer>;
+    fn subscribed(&self, name: &LockName) -> Option<KeptSubscription>;
 }

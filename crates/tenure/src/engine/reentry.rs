@@ -1,7 +1,7 @@
 //! Re-entry without a request: the holds that an owner has through one `Locks` share one hold on the store,
 //! which ends with the last of them.
 //!
-//! The hold on the store is a separate [`Lease`], the *term*. It is renewed, and its loss is the loss of all.
+//! The hold on the store is a separate [`Lease`], the *root*. It is renewed, and its loss is the loss of all.
 //! Each caller has a share of it, with an end and listeners of its own.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::owner::Owner;
 use crate::protocol::lease;
 
 impl Reentries {
-    /// Adds a share for an owner that has the lock, if one of its terms covers these options.
+    /// Adds a share for an owner that has the lock, if one of its roots covers these options.
     pub(super) fn enter(
         &self,
         engine: &Engine,
@@ -25,15 +25,15 @@ impl Reentries {
         meter: Meter,
         options: &Options,
     ) -> Option<Arc<Lease>> {
-        let terms = self.of(name, owner);
-        let term = terms.iter().rev().find(|term| term.covers(engine, options))?;
-        term.share(meter, options)
+        let roots = self.of(name, owner);
+        let root = roots.iter().rev().find(|root| root.covers(engine, options))?;
+        root.share(meter, options)
     }
 
     /// The owner's holds that the store does not know of.
     pub(super) fn more(&self, engine: &Engine, name: &LockName, owner: &Owner) -> usize {
-        let live = |term: &Arc<Lease>| term.outcome(engine).is_none();
-        self.of(name, owner).iter().filter(|term| live(term)).map(|term| term.others()).sum()
+        let live = |root: &Arc<Lease>| root.outcome(engine).is_none();
+        self.of(name, owner).iter().filter(|root| live(root)).map(|root| root.others()).sum()
     }
 }
 

@@ -96,9 +96,9 @@ impl Renewer {
 impl Lease {
     /// Moves the deadline, even back, after a request for a lease of `time` that was sent at `sent`.
     pub(crate) fn set_end(self: &Arc<Self>, engine: &Engine, sent: Moment, time: Duration) {
-        let term = self.shared_term().unwrap_or(self);
-        term.set_deadline(sent, engine.now(), time);
-        engine.renewer.reschedule(engine, term);
+        let root = self.shared_root().unwrap_or(self);
+        root.set_deadline(sent, engine.now(), time);
+        engine.renewer.reschedule(engine, root);
     }
 }
 
@@ -110,12 +110,12 @@ fn together(engine: &Engine) -> usize {
 /// Whether so many renewals are too many to be sent together with this one before they are due. They spread over
 /// time then.
 fn exceeds_burst(engine: &Engine, lease: &Lease, count: usize) -> bool {
-    count > together(engine) && (count > BURST || group(engine, lease).is_none())
+    count > together(engine) && (count > BURST || renews_with(engine, lease).is_none())
 }
 
-/// The group of leases that can share a request with it.
-fn group(engine: &Engine, lease: &Lease) -> Option<u16> {
-    engine.store.placement(&lease.name, lease.spec).renewal_group
+/// What leases that can share a request with it have in common.
+fn renews_with(engine: &Engine, lease: &Lease) -> Option<u16> {
+    engine.store.placement(&lease.name, lease.spec).renews_with
 }
 
 struct RenewerTask {
@@ -298,7 +298,7 @@ impl RenewerTask {
         let now = self.engine.now();
         let most = together(&self.engine);
         let mut free = self.window.free(now) * AS_ONE;
-        // By group and by the power of two of the timeout, because the shortest timeout of a batch applies to
+        // By number and by the power of two of the timeout, because the shortest timeout of a batch applies to
         // all of it.
         let mut batches: BTreeMap<(u16, u32), Vec<RenewalRequest>> = BTreeMap::new();
         while let Some(first) = self.ready.first_entry() {
@@ -311,13 +311,13 @@ impl RenewerTask {
                 break;
             }
             let asked = RenewalRequest::new(first.remove(), now);
-            let group = asked.renews.then(|| group(&self.engine, &asked.lease)).flatten();
-            free = free.saturating_sub(if group.is_some() { 1 } else { AS_ONE });
-            match group {
+            let number = asked.renews.then(|| renews_with(&self.engine, &asked.lease)).flatten();
+            free = free.saturating_sub(if number.is_some() { 1 } else { AS_ONE });
+            match number {
                 None => self.ask(vec![asked], now),
-                Some(group) => {
+                Some(number) => {
                     let within = asked.within.as_millis().checked_ilog2().unwrap_or(0);
-                    let batch = batches.entry((group, within)).or_default();
+                    let batch = batches.entry((number, within)).or_default();
                     batch.push(asked);
                     if batch.len() == most {
                         let full = std::mem::take(batch);

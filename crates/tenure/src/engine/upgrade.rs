@@ -56,7 +56,7 @@ pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Opt
         };
         if subscription.is_idle() {
             // Messages for a resumed hold go to the client that created its owner.
-            let topic = Topic::new(&lease.name, lease.spec, Purpose::Turns(lease.owner.client()));
+            let topic = Topic::new(&lease.name, lease.spec, Purpose::Grants(lease.owner.client()));
             subscription = Subscription::Connecting(engine.store.subscribe(topic, lease.options.op_timeout));
         }
         let until = engine.now() + pause;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::RecordHandle;
 use super::entry::{Entry, Sight};
-use super::fill::{LeadTerms, Outage, Overdue, computing};
+use super::fill::{Outage, Overdue, WaitPolicy, computing};
 use super::value::CacheValue;
 use crate::engine::engine_handle::EngineHandle;
 use crate::error::{Error, Result};
@@ -58,7 +58,7 @@ use crate::runtime;
 pub struct Cache {
     pub(super) record: RecordHandle,
     pub(super) stale: Duration,
-    pub(super) terms: LeadTerms,
+    pub(super) policy: WaitPolicy,
     pub(super) early: f64,
     pub(super) jitter: f64,
     pub(super) max_bytes: usize,
@@ -81,7 +81,7 @@ impl Cache {
         Ok(Self {
             record,
             stale: Duration::ZERO,
-            terms: LeadTerms::default(),
+            policy: WaitPolicy::default(),
             early: 1.0,
             jitter: 0.1,
             max_bytes: 1 << 20,
@@ -121,7 +121,7 @@ impl Cache {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.terms.wait = wait;
+        self.policy.wait = wait;
         self
     }
 
@@ -133,7 +133,7 @@ impl Cache {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn overdue(mut self, overdue: Overdue) -> Self {
-        self.terms.overdue = overdue;
+        self.policy.overdue = overdue;
         self
     }
 
@@ -148,7 +148,7 @@ impl Cache {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn outage(mut self, outage: Outage) -> Self {
-        self.terms.outage = outage;
+        self.policy.outage = outage;
         self
     }
 
@@ -258,7 +258,7 @@ impl Cache {
             }
             Ok(Sight::Uncached) => true,
             Ok(Sight::Missing) => false,
-            Err(error) => self.terms.computes_after(error)?,
+            Err(error) => self.policy.computes_after(error)?,
         };
         Box::pin(self.share(asked, false, is_alone, fill)).await
     }
@@ -406,7 +406,7 @@ impl Cache {
             Self { stale, .. } if *stale > LONGEST => {
                 format!("stale must be at most 365d, got {stale:?}")
             }
-            Self { terms: LeadTerms { wait, .. }, .. } if *wait > LONGEST => {
+            Self { policy: WaitPolicy { wait, .. }, .. } if *wait > LONGEST => {
                 format!("wait must be at most 365d, got {wait:?}")
             }
             Self { early, .. } if !(0.0..=1_000.0).contains(early) => {

@@ -103,11 +103,11 @@ impl Cache {
         let (lock, engine) = (&self.record.lock, self.record.engine());
         let flights = &lock.shared.flights;
         let flight = flights.join(&lock.full);
-        let turn = flight.try_turn()?;
+        let lead = flight.try_lead()?;
         match lock.acquire(Wait::Once).await {
             Ok(Some(guard)) => Some(match self.there(Some(token)).await.unwrap_or_default() {
                 Some(newer) => Led::Found(newer),
-                None => Led::Lead(Lead { flight, guard: Some(guard), _turn: turn }),
+                None => Led::Lead(Lead { flight, guard: Some(guard), _lead: lead }),
             }),
             // Another process is computing, or the store does not answer. Either way there is a value to
             // return.
@@ -130,7 +130,7 @@ impl Cache {
             |result: &FlightResult| result.suits(asked, insists) && value_of::<T>(&result.value).is_some();
         let found = |result: Arc<FlightResult>| ready(value_of::<T>(&result.value));
         let look = || async move { if insists { Ok(None) } else { self.there(None).await } };
-        match self.terms.lead(&self.record.lock, asked, is_alone, suits, found, look).await? {
+        match self.policy.lead(&self.record.lock, asked, is_alone, suits, found, look).await? {
             Led::Found(value) => Ok(Ok(value)),
             Led::Lead(mut lead) => {
                 if insists && lead.guard.is_none() {
@@ -155,7 +155,7 @@ impl Cache {
     /// Computes the value, stores it if this caller has the lock, and publishes it to the waiters.
     async fn compute<T: CacheValue, E>(
         &self,
-        Lead { flight, guard, _turn }: Lead<'_>,
+        Lead { flight, guard, _lead }: Lead<'_>,
         fill: impl AsyncFnOnce() -> Result<Entry<T>, E>,
     ) -> Result<Result<Option<T>, E>> {
         let engine = self.record.engine();

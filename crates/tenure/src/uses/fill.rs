@@ -54,13 +54,13 @@ use crate::protocol::LockSpec;
 #[must_use = "a fill does nothing until it is run"]
 pub struct Fill {
     lock: LockHandle,
-    terms: LeadTerms,
+    policy: WaitPolicy,
 }
 
 impl Fill {
     pub(crate) fn new(shared: &Arc<EngineHandle>, options: &Options, name: LockName) -> Result<Self> {
         let lock = lock_of(shared, &computing(options), "fill", name, LockSpec::Mutex)?;
-        Ok(Self { lock, terms: LeadTerms::default() })
+        Ok(Self { lock, policy: WaitPolicy::default() })
     }
 
     /// The name, without the prefix.
@@ -82,7 +82,7 @@ impl Fill {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn wait(mut self, wait: Duration) -> Self {
-        self.terms.wait = wait;
+        self.policy.wait = wait;
         self
     }
 
@@ -95,7 +95,7 @@ impl Fill {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn overdue(mut self, overdue: Overdue) -> Self {
-        self.terms.overdue = overdue;
+        self.policy.overdue = overdue;
         self
     }
 
@@ -107,7 +107,7 @@ impl Fill {
     /// # Ok::<(), tenure::Error>(())
     /// ```
     pub fn outage(mut self, outage: Outage) -> Self {
-        self.terms.outage = outage;
+        self.policy.outage = outage;
         self
     }
 
@@ -146,8 +146,8 @@ impl Fill {
             return Ok(found);
         }
         let look = || async { Ok(get().await) };
-        let Lead { flight, guard, _turn } =
-            match self.terms.lead(lock, engine.now(), false, |_| true, |_| get(), look).await? {
+        let Lead { flight, guard, _lead } =
+            match self.policy.lead(lock, engine.now(), false, |_| true, |_| get(), look).await? {
                 Led::Found(found) => return Ok(found),
                 Led::Lead(lead) => lead,
             };
@@ -214,13 +214,13 @@ pub(super) fn computing(options: &Options) -> Arc<Options> {
 
 /// How callers wait for each other.
 #[derive(Clone)]
-pub(super) struct LeadTerms {
+pub(super) struct WaitPolicy {
     pub(super) wait: Duration,
     pub(super) overdue: Overdue,
     pub(super) outage: Outage,
 }
 
-impl Default for LeadTerms {
+impl Default for WaitPolicy {
     fn default() -> Self {
         Self { wait: Duration::from_secs(5), overdue: Overdue::default(), outage: Outage::default() }
     }
@@ -231,7 +231,7 @@ pub(super) struct Lead<'a> {
     pub(super) flight: FlightCaller<'a>,
     /// `None` without the lock: in an outage, or after the wait.
     pub(super) guard: Option<Guard>,
-    pub(super) _turn: OwnedMutexGuard<()>,
+    pub(super) _lead: OwnedMutexGuard<()>,
 }
 
 /// The outcome of a wait for another caller's value.
@@ -242,7 +242,7 @@ pub(super) enum Led<'a, V> {
     Lead(Lead<'a>),
 }
 
-impl LeadTerms {
+impl WaitPolicy {
     /// `true` if the error is an outage in which callers compute.
     pub(super) fn computes_after(&self, error: Error) -> Result<bool> {
         let is_outage =
@@ -268,7 +268,7 @@ impl LeadTerms {
         let mut flight = flights.join(&lock.full);
         let (mut until, mut is_late) = (asked + self.wait, false);
         loop {
-            let turn = match flight.wait(engine, &suits, is_late, until).await {
+            let lead = match flight.wait(engine, &suits, is_late, until).await {
                 FlightRole::Shared(result) => match found(result).await {
                     Some(value) => return Ok(Led::Found(value)),
                     None => continue,
@@ -278,15 +278,15 @@ impl LeadTerms {
                     continue;
                 }
                 FlightRole::Late => return Err(late()),
-                FlightRole::Leader(turn) => turn,
+                FlightRole::Leader(lead) => lead,
             };
-            // Only a caller that goes on to ask may use up the turn to ask a silent store. If callers that
-            // compute alone took the turn each second, the store would never be asked.
+            // Only a caller that goes on to ask may use up the lead to ask a silent store. If callers that
+            // compute alone took the lead each second, the store would never be asked.
             if !is_alone && !flights.may_ask(engine, &lock.full) {
                 is_alone = self.computes_after(Error::silent_lately(&lock.name, engine.store.url()))?;
             }
             if is_alone {
-                return Ok(Led::Lead(Lead { flight, guard: None, _turn: turn }));
+                return Ok(Led::Lead(Lead { flight, guard: None, _lead: lead }));
             }
             let taken = take_turn(lock, until, &look).await;
             flights.heard(&taken, engine, &lock.full);
@@ -303,7 +303,7 @@ impl LeadTerms {
                     None
                 }
             };
-            return Ok(Led::Lead(Lead { flight, guard, _turn: turn }));
+            return Ok(Led::Lead(Lead { flight, guard, _lead: lead }));
         }
     }
 }

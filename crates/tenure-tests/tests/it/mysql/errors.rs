@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::Locks;
-use tenure_testkit::servers::{Authority, MariaDb, on_terms};
+use tenure_testkit::servers::{Authority, MariaDb, with_query};
 
 use super::{SERVER, database, locks};
 use crate::common::said;
@@ -31,11 +31,11 @@ fn problems_of_the_setup_are_named_in_one_line() {
     SERVER.run(&format!("GRANT ALL ON {name}.* TO secret"));
     says(&url.replace(&name, "nothing"), "Unknown database 'nothing' (1049); create it");
     for login in ["stranger", "secret", "secret:word"] {
-        let url = on_terms(&SERVER.url_as(login, &name), WITH_KEY);
+        let url = with_query(&SERVER.url_as(login, &name), WITH_KEY);
         says(&url, "check the user and password in the store's URL");
     }
     says(&SERVER.url_as("locked", &name), "locked");
-    works(&on_terms(&SERVER.url_as("secret:w%C3%B6rd", &name), WITH_KEY));
+    works(&with_query(&SERVER.url_as("secret:w%C3%B6rd", &name), WITH_KEY));
     says("mysql://me@%2Fnowhere/app", "No such file");
     says("mysql://me@127.0.0.1:1/app", "refused");
     let socket = SERVER.socket().display().to_string().replace('/', "%2F");
@@ -108,13 +108,13 @@ fn locks_are_kept_over_tls_and_wrong_certificates_are_named() {
     let server = MariaDb::with_tls(&authority.certify("127.0.0.1"));
     server.run("CREATE USER secret IDENTIFIED BY 'word' REQUIRE SSL; GRANT ALL ON app.* TO secret");
     let trusting = |authority: &Authority| format!("sslmode=verify-full&ca={}", authority.ca().display());
-    let url = |terms: &str| on_terms(&server.url_as("secret:word", "app"), terms);
+    let url = |terms: &str| with_query(&server.url_as("secret:word", "app"), terms);
     works(&url(&trusting(&authority)));
     says(&url(WITH_KEY), "check the user and password");
     says(&url(&trusting(&stranger)), "ca=FILE");
     says(&url(&trusting(&authority)).replace("127.0.0.1", "localhost"), "localhost");
     says(&url("sslmode=verify-full&ca=/nowhere"), "/nowhere");
-    let plain = on_terms(&SERVER.url_as("root", "app"), &trusting(&authority));
+    let plain = with_query(&SERVER.url_as("root", "app"), &trusting(&authority));
     says(&plain, "it does not use TLS; without TLS, use sslmode=disable");
 }
 
@@ -125,7 +125,7 @@ fn settings_of_the_session_change_no_result() {
     let server = MariaDb::start_with(&[&format!("--init-connect={settings}")]);
     // A superuser is exempt.
     server.run("CREATE USER app IDENTIFIED BY 'word'; GRANT ALL ON app.* TO app");
-    let url = on_terms(&server.url_as("app:word", "app"), WITH_KEY);
+    let url = with_query(&server.url_as("app:word", "app"), WITH_KEY);
     works(&url);
     let [ours, theirs] = [(); 2].map(|()| locks(&url, Duration::from_secs(15)));
     tenure::block_on(async {

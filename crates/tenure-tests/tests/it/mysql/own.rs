@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure_testkit::servers::{MariaDb, on_terms};
+use tenure_testkit::servers::{MariaDb, with_query};
 
 use crate::common::locks;
 use crate::postgres::errors::says;
@@ -48,10 +48,10 @@ fn a_first_login_needs_no_other_client_before() {
                 continue;
             }
             says(&url, "allowPublicKeyRetrieval=true");
-            works(&on_terms(&url, terms));
-            says(&on_terms(&url.replace("word", "sword"), terms), "check the user and password");
+            works(&with_query(&url, terms));
+            says(&with_query(&url.replace("word", "sword"), terms), "check the user and password");
         }
     }
-    let strict = on_terms(&server.url_as("root", "app"), &format!("sslmode=verify-full&ca={ca}"));
+    let strict = with_query(&server.url_as("root", "app"), &format!("sslmode=verify-full&ca={ca}"));
     says(&strict, "name");
 }

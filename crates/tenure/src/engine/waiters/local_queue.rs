@@ -38,17 +38,17 @@ use crate::store::{Failure, Purpose, Station, Topic};
 const CAP: Duration = Duration::from_secs(30);
 /// How long the first request waits for the subscription to be confirmed.
 const SUBSCRIBE: Duration = Duration::from_millis(100);
-/// Hand-overs within this process, or the time spent on them, after which other processes get a turn.
+/// Hand-overs within this process, or the time spent on them, after which it yields to other processes.
 const STREAK: u32 = 16;
 const STREAK_TIME: Duration = Duration::from_millis(50);
-/// Each turn that no other process takes doubles both limits, up to this many times. The time limit then also
-/// requires as many hand-overs, so that a long hold does not yield a turn each time.
+/// Each time that no other process takes the lock doubles both limits, up to this many times. The time limit then also
+/// requires as many hand-overs, so that a long hold does not make it yield each time.
 const UNTAKEN: u32 = 3;
 /// Bounds of the measured round trip, because the last request may have met a stalled server.
 const HOP: (Duration, Duration) = (Duration::from_micros(100), Duration::from_millis(8));
-/// Length of a turn for other processes, in round trips. Processes that yield use most of it.
-const TURN_HOPS: u32 = 6;
-/// How long a process that has yielded a turn delays its requests: initially by `YIELD_HOPS` round trips,
+/// How long it yields, in round trips. Processes that yield use most of it.
+const PAUSE_HOPS: u32 = 6;
+/// How long a process that has yielded delays its requests: initially by `YIELD_HOPS` round trips,
 /// then less and less. Without it, two processes would alternate and starve the others.
 const YIELDING: Duration = Duration::from_millis(200);
 const YIELD_HOPS: u32 = 4;
@@ -57,8 +57,8 @@ const YIELD_HOPS: u32 = 4;
 type Key = (LockName, Kind);
 
 /// The local queues of one engine.
-pub(in crate::engine) type LocalQueues = WaitQueues<AskInTurn>;
-type LocalQueue = WaitQueue<AskInTurn>;
+pub(in crate::engine) type LocalQueues = WaitQueues<AskForFirst>;
+type LocalQueue = WaitQueue<AskForFirst>;
 
 impl LocalQueues {
     /// Whether a newcomer may send a request without overtaking a waiter.
@@ -81,7 +81,7 @@ impl LocalQueues {
         engine: &Arc<Engine>,
         ask: &Arc<Acquisition>,
         silence: Option<Failure>,
-    ) -> WaitHandle<AskInTurn> {
+    ) -> WaitHandle<AskForFirst> {
         let mut is_news = false;
         let place = self.place(engine, key(ask), ask, |queue| {
             let is_first = queue.waiters.is_empty();
@@ -164,9 +164,9 @@ impl LocalState {
     }
 }
 
-impl Waiters<AskInTurn> {
+impl Waiters<AskForFirst> {
     /// The first waiter whose owner already has the lock.
-    fn again(&self) -> Option<(&u64, &QueuedWaiter<AskInTurn>)> {
+    fn again(&self) -> Option<(&u64, &QueuedWaiter<AskForFirst>)> {
         let known = &self.known;
         let holder = known.holder.as_ref()?;
         let (owner, number) = known.owners.range((holder.clone(), 0)..).next()?;
@@ -175,8 +175,8 @@ impl Waiters<AskInTurn> {
     }
 
     /// Removes the only waiter, if no other client waits and no request for it is under way. Behind another waiter
-    /// it would have to leave turns, and others would depend on its runtime.
-    fn sole(&mut self) -> Option<(QueuedWaiter<AskInTurn>, Arc<()>)> {
+    /// it would have to yield, and others would depend on its runtime.
+    fn sole(&mut self) -> Option<(QueuedWaiter<AskForFirst>, Arc<()>)> {
         let is_alone = self.known.asleep.as_ref().is_some_and(Station::is_alone);
         let is_sole = self.waiters.len() == 1 && (is_alone || planted(Bug::SoleAskedTwice));
         let (number, _) = self.waiters.first_key_value().filter(|_| is_sole)?;
@@ -220,17 +220,17 @@ impl LocalQueue {
 
 /// Sends requests for the first waiter until it holds the lock.
 #[derive(Default)]
-pub(in crate::engine) struct AskInTurn {
+pub(in crate::engine) struct AskForFirst {
     /// The value last seen of a foreign holder.
     foreign: String,
-    /// Hand-overs within this process since others last had a turn, and the time of the first.
+    /// Hand-overs within this process since it last yielded, and the time of the first.
     streak: u32,
     streak_since: Moment,
-    /// Consecutive turns that no other process took.
+    /// How often in succession no other process took the lock then.
     untaken: u32,
     /// The last owner in this process.
     granted: Option<Owner>,
-    /// When a turn was last yielded to others.
+    /// When it last yielded.
     left_at: Option<Moment>,
     /// Round trip of the last request.
     hop: Duration,
@@ -241,7 +241,7 @@ pub(in crate::engine) struct AskInTurn {
     under_way: Option<PendingRelease>,
 }
 
-impl Strategy for AskInTurn {
+impl Strategy for AskForFirst {
     type Key = Key;
     type Known = LocalState;
     /// The failure of the waiter's own request, and the number of answers before it.
@@ -298,13 +298,13 @@ impl Strategy for AskInTurn {
     }
 }
 
-impl QueueServer<AskInTurn> {
+impl QueueServer<AskForFirst> {
     /// One request for a waiter, and the sleep after it.
     async fn ask_for(&mut self, number: u64, ask: &Acquisition) {
         if !planted(Bug::ListenAfterAsking) {
             self.listen(ask).await;
         }
-        self.leave_a_turn().await;
+        self.yield_to_others().await;
         // This request covers all earlier messages and notifications.
         self.subscription.drain();
         if !self.wait_queue.queue().is_closed {
@@ -314,7 +314,7 @@ impl QueueServer<AskInTurn> {
         // retry in alternation for ever.
         let is_out_of_turn = ask.spec == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
         let sent = self.engine.now();
-        let asked = ask.once(true, None, sent).await;
+        let asked = ask.request(true, None, sent).await;
         self.strategy.hop = self.engine.now().since(sent);
         self.strategy.is_expected = !matches!(asked, AcquireOutcome::Held(..) | AcquireOutcome::Lapsed(_));
         if planted(Bug::ListenAfterAsking) {
@@ -433,24 +433,24 @@ impl QueueServer<AskInTurn> {
 
     /// Yields to other processes now and then. A request right behind this process's own release always wins,
     /// because other processes have to be woken first. A process that has yielded recently yields further, so
-    /// that the one whose last turn is longest ago goes first. A process that waits alone does not yield.
-    async fn leave_a_turn(&mut self) {
+    /// that the one whose last hold is longest ago goes first. A process that waits alone does not yield.
+    async fn yield_to_others(&mut self) {
         let released_here = std::mem::take(&mut self.wait_queue.queue().known.is_nudged);
         let hurries = || std::mem::take(&mut self.wait_queue.queue().known.hurries);
         if hurries() {
             return;
         }
         let (now, is_alone) = (self.engine.now(), self.subscription.is_alone());
-        let AskInTurn { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
+        let AskForFirst { streak, streak_since, untaken, left_at, hop, .. } = &mut self.strategy;
         let hop = (*hop).clamp(HOP.0, HOP.1);
         let longer = 1 << (*untaken).min(UNTAKEN);
         let is_long = *streak >= STREAK * longer
             || (*streak >= longer && now.since(*streak_since) >= STREAK_TIME * longer);
         let pause = match left_at.map(|left_at| now.since(left_at)) {
-            // This process has had many turns in succession, and others wait: the next turn is theirs.
+            // This process has had the lock many times in succession, and others wait: they are next.
             _ if released_here && is_long && !is_alone => {
                 (*streak, *untaken, *left_at) = (0, *untaken + 1, Some(now));
-                TURN_HOPS * hop
+                PAUSE_HOPS * hop
             }
             // It yielded a moment ago: the others' requests go first.
             Some(since) if !released_here && since < YIELDING && !planted(Bug::NeverYields) => {
@@ -510,35 +510,35 @@ mod tests {
     use crate::runtime::{Driver, Runtime};
     use crate::store::memory::Memory;
 
-    const TURNS: u32 = 2_000;
+    const ANSWERS: u32 = 2_000;
 
     /// CPU time of this thread, which does not depend on the machine's load.
     fn computed() -> Duration {
         Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a time")
     }
 
-    /// Cost of `TURNS` turns in the queue itself with this many waiters.
-    fn cost_of_turns(engine: &Arc<Engine>, waiters: u32) -> Duration {
+    /// Cost of `ANSWERS` answers in the queue itself with this many waiters.
+    fn cost_of_answers(engine: &Arc<Engine>, waiters: u32) -> Duration {
         let name = LockName::new("crowd").expect("a name");
         let options = Arc::new(Options::new());
         let queues = Arc::new(LocalQueues::default());
-        // Without a serving task; the turns below take its place.
+        // Without a serving task; the answers below take its place.
         let queue = LocalQueue::new((name.clone(), Kind::Mutex));
         queues.all().insert((name.clone(), Kind::Mutex), Arc::clone(&queue));
         let mut places = Vec::new();
-        for _ in 0..waiters + TURNS {
+        for _ in 0..waiters + ANSWERS {
             let meter = engine.metrics.meter(&options.groups, &name, &name, LockSpec::Mutex);
             let (name, spec, owner, options) = (&name, LockSpec::Mutex, None, &options);
             let ask =
                 Acquisition::new(Wanted { engine, name, spec, owner, options, meter, wait: Wait::Forever });
             places.push(queues.join(engine, &Arc::new(ask), None));
         }
-        let others = places.split_off(TURNS as usize);
+        let others = places.split_off(ANSWERS as usize);
         let before = computed();
         for place in places {
             let (number, ask) = queue.next().expect("a waiter");
             assert_eq!(number, place.number);
-            assert!(queue.answer(number, Err(Error::invalid("a turn"))));
+            assert!(queue.answer(number, Err(Error::invalid("an answer"))));
             assert!(!queue.held_by(Some(ask.owner.clone())));
             drop(place);
         }
@@ -548,14 +548,14 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_costs_about_the_same_however_many_wait() {
+    fn an_answer_costs_about_the_same_however_many_wait() {
         let driver = Driver::start().expect("a thread");
         let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
         let store = Arc::new(Memory::new(Arc::clone(&runtime), "memory:"));
         let engine = Engine::new(store, runtime);
-        cost_of_turns(&engine, 100);
-        let (few, many) = (cost_of_turns(&engine, 100), cost_of_turns(&engine, 100_000));
-        assert!(many < few * 10, "{TURNS} turns cost {few:?} beside 100 others, {many:?} beside 100,000");
+        cost_of_answers(&engine, 100);
+        let (few, many) = (cost_of_answers(&engine, 100), cost_of_answers(&engine, 100_000));
+        assert!(many < few * 10, "{ANSWERS} answers cost {few:?} beside 100 others, {many:?} beside 100,000");
         driver.stop();
     }
 }

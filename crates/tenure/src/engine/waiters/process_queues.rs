@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::local_queue::LocalQueues;
 use super::ticket_queue::TicketQueues;
 use crate::engine::Engine;
-use crate::engine::newcomer::Newcomer;
+use crate::engine::kept_subscription::KeptSubscription;
 use crate::engine::queues::Queues;
 use crate::name::LockName;
 use crate::owner::Owner;
@@ -36,7 +36,7 @@ impl Queues for ProcessQueues {
         self.local.ask_soon(name, by);
     }
 
-    fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
-        self.ticket.newcomer(name)
+    fn subscribed(&self, name: &LockName) -> Option<KeptSubscription> {
+        self.ticket.subscribed(name)
     }
 }

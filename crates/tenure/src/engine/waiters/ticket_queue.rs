@@ -25,13 +25,13 @@ use crate::engine::Engine;
 use crate::engine::acquisition::{Acquisition, Waiting};
 use crate::engine::call::Call;
 use crate::engine::grant::Granting;
-use crate::engine::newcomer::Newcomer;
+use crate::engine::kept_subscription::KeptSubscription;
 use crate::moment::Moment;
 use crate::name::LockName;
 use crate::options::HoldOptions;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
-use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place as Standing, Verb, lease};
+use crate::protocol::{Answer, Fence, Listening, LockSpec, Notification, Place, Verb, lease};
 use crate::store::{Failure, Purpose, Station, Topic};
 
 /// Maximum tickets refreshed by one request.
@@ -47,7 +47,7 @@ const SOON: Moment = Moment(1);
 pub(in crate::engine) type TicketQueues = WaitQueues<KeepPlaces>;
 
 impl TicketQueues {
-    /// Waits for the turn of a ticket.
+    /// Waits for the grant of a ticket.
     pub(in crate::engine) fn join(
         self: &Arc<Self>,
         engine: &Arc<Engine>,
@@ -71,11 +71,11 @@ impl TicketQueues {
 
     /// Announces a request for a ticket. If the lock has a subscription, it is kept until the returned value
     /// is dropped.
-    pub(in crate::engine) fn newcomer(&self, name: &LockName) -> Option<Newcomer> {
+    pub(in crate::engine) fn subscribed(&self, name: &LockName) -> Option<KeptSubscription> {
         // Held so that the queue is not closed meanwhile.
         let all = self.all();
         let Some(ticket_queue) = all.get(name).cloned() else {
-            return planted(Bug::ListensTooSoon).then(|| Newcomer::new(None, || {}));
+            return planted(Bug::ListensTooSoon).then(|| KeptSubscription::new(None, || {}));
         };
         let station = {
             let mut queue = ticket_queue.queue();
@@ -84,7 +84,7 @@ impl TicketQueues {
             station
         };
         drop(all);
-        Some(Newcomer::new(Some(station), move || {
+        Some(KeptSubscription::new(Some(station), move || {
             let is_last = {
                 let mut queue = ticket_queue.queue();
                 queue.known.newcomers -= 1;
@@ -232,7 +232,7 @@ impl QueueServer<KeepPlaces> {
             return;
         }
         if let Some((spec, within)) = self.first(|ask| (ask.spec, ask.options.op_timeout)) {
-            let purpose = Purpose::Turns(self.engine.owners.client());
+            let purpose = Purpose::Grants(self.engine.owners.client());
             let topic = Topic::new(&self.wait_queue.key, spec, purpose);
             self.subscription = Subscription::Connecting(self.engine.store.subscribe(topic, within));
         }
@@ -364,14 +364,12 @@ impl QueueServer<KeepPlaces> {
                 }
                 for (ticket, place) in tickets.into_iter().zip(places) {
                     match place {
-                        Standing::Held { fence }
-                            if fence == ticket && planted(Bug::RefreshedWithTooLittle) =>
-                        {
+                        Place::Held { fence } if fence == ticket && planted(Bug::RefreshedWithTooLittle) => {
                             self.grant(ticket, sent, first)
                         }
                         // Granted, by a message that was lost or has not arrived yet.
-                        Standing::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
-                        Standing::Waiting { ticket: same } if same == ticket => {
+                        Place::Held { fence } if fence == ticket => _ = self.call(ticket, sent, first),
+                        Place::Waiting { ticket: same } if same == ticket => {
                             self.note(ticket, sent, [first, kept])
                         }
                         // The place has expired, or the owner has another one.

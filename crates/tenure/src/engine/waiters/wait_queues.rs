@@ -44,7 +44,7 @@ pub(in crate::engine) struct Waiters<S: Strategy> {
 pub(in crate::engine) struct QueuedWaiter<S: Strategy> {
     pub(super) ask: Arc<Acquisition>,
     pub(super) note: S::Note,
-    turn: oneshot::Sender<Result<WaitOutcome>>,
+    outcome: oneshot::Sender<Result<WaitOutcome>>,
 }
 
 /// What ends a wait.
@@ -77,8 +77,8 @@ impl<S: Strategy> Waiters<S> {
 
 impl<S: Strategy> QueuedWaiter<S> {
     /// Ends the wait. False if the waiter has left; the grant is then dropped, which releases it.
-    pub(super) fn answer(self, turn: Result<WaitOutcome>) -> bool {
-        self.turn.send(turn).is_ok()
+    pub(super) fn answer(self, outcome: Result<WaitOutcome>) -> bool {
+        self.outcome.send(outcome).is_ok()
     }
 }
 
@@ -88,9 +88,9 @@ impl<S: Strategy> WaitQueue<S> {
     }
 
     /// Ends the wait of this number; false if the waiter has left.
-    pub(super) fn answer(&self, number: u64, turn: Result<WaitOutcome>) -> bool {
+    pub(super) fn answer(&self, number: u64, outcome: Result<WaitOutcome>) -> bool {
         let waiter = self.queue().leave(number);
-        waiter.is_some_and(|waiter| waiter.answer(turn))
+        waiter.is_some_and(|waiter| waiter.answer(outcome))
     }
 
     /// Records that the store did not answer. Fails the waiters whose patience is exhausted, and returns how
@@ -139,7 +139,7 @@ impl<S: Strategy> WaitQueues<S> {
         ask: &Arc<Acquisition>,
         enter: impl FnOnce(&mut Waiters<S>) -> (u64, S::Note),
     ) -> WaitHandle<S> {
-        let (turn, receiver) = oneshot::channel();
+        let (outcome, receiver) = oneshot::channel();
         let mut server = None;
         let (wait_queue, number) = {
             let mut wait_queues = self.all();
@@ -150,7 +150,7 @@ impl<S: Strategy> WaitQueues<S> {
             }));
             let mut queue = wait_queue.queue();
             let (number, note) = enter(&mut queue);
-            queue.join(number, QueuedWaiter { ask: Arc::clone(ask), note, turn });
+            queue.join(number, QueuedWaiter { ask: Arc::clone(ask), note, outcome });
             drop(queue);
             (wait_queue, number)
         };
@@ -215,8 +215,8 @@ pub(in crate::engine) struct WaitHandle<S: Strategy> {
 }
 
 impl<S: Strategy> WaitHandle<S> {
-    /// The turn, or the error that ended the wait; `None` when the queue's task has ended.
-    pub(in crate::engine) async fn turn(&mut self) -> Option<Result<WaitOutcome>> {
+    /// The outcome, or the error that ended the wait; `None` when the queue's task has ended.
+    pub(in crate::engine) async fn outcome(&mut self) -> Option<Result<WaitOutcome>> {
         (&mut self.receiver).await.ok()
     }
 

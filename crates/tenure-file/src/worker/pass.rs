@@ -1,4 +1,4 @@
-//! A turn: the work done per acquisition of the directory's guard.
+//! A pass: the work done per acquisition of the directory's guard.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,9 +36,9 @@ impl Answered {
     }
 }
 
-/// The work of one turn.
+/// The work of one pass.
 #[derive(Default)]
-struct TurnWork {
+struct PassWork {
     requests: usize,
     applied: Vec<(RecordId, Applied)>,
     replies: Vec<Answered>,
@@ -62,8 +62,8 @@ impl ListingJob {
     }
 }
 
-/// Outcome of a turn.
-pub(super) enum TurnOutcome {
+/// Outcome of a pass.
+pub(super) enum PassOutcome {
     Done,
     Locked,
     Replaced,
@@ -111,12 +111,12 @@ impl DirectoryWorker {
     }
 
     /// Enters once and executes up to a batch of queued requests.
-    pub(super) fn turn(&mut self, locked: Option<HeldGuard>) -> Result<TurnOutcome, Failure> {
+    pub(super) fn pass(&mut self, locked: Option<HeldGuard>) -> Result<PassOutcome, Failure> {
         let shared = Arc::clone(&self.shared);
         let mut core = shared.core();
-        let (begun, mut done) = (self.runtime.now(), TurnWork::default());
-        let turn = self.enter(&mut core, locked, &mut done);
-        if let (Ok(TurnOutcome::Done), None) = (&turn, &done.listing) {
+        let (begun, mut done) = (self.runtime.now(), PassWork::default());
+        let outcome = self.enter(&mut core, locked, &mut done);
+        if let (Ok(PassOutcome::Done), None) = (&outcome, &done.listing) {
             shared.took(self.runtime.now().since(begun), done.requests);
         }
         // After the guard is released, so that woken processes do not wait for it, and before the answers,
@@ -132,22 +132,22 @@ impl DirectoryWorker {
         // A caller may send its next request as soon as it has the answer.
         drop(core);
         done.replies.into_iter().for_each(Answered::send);
-        if !self.listeners.is_empty() && matches!(turn, Ok(TurnOutcome::Done)) {
+        if !self.listeners.is_empty() && matches!(outcome, Ok(PassOutcome::Done)) {
             self.hear(done.applied);
         }
-        turn
+        outcome
     }
 
     fn enter(
         &mut self,
         core: &mut Core,
         locked: Option<HeldGuard>,
-        done: &mut TurnWork,
-    ) -> Result<TurnOutcome, Failure> {
+        done: &mut PassWork,
+    ) -> Result<PassOutcome, Failure> {
         let directory = match core.directory.take() {
             Some(directory) => directory,
             None if matches!(self.path.try_exists(), Ok(false)) && self.sees_nothing() => {
-                return Ok(TurnOutcome::Done);
+                return Ok(PassOutcome::Done);
             }
             None => Directory::open(&self.path)?,
         };
@@ -165,8 +165,8 @@ impl DirectoryWorker {
         }
         let mut inside = match directory.enter(locked)? {
             Entered::Inside(inside) => inside,
-            Entered::Locked => return Ok(TurnOutcome::Locked),
-            Entered::Replaced => return Ok(TurnOutcome::Replaced),
+            Entered::Locked => return Ok(PassOutcome::Locked),
+            Entered::Replaced => return Ok(PassOutcome::Replaced),
         };
         self.begin_sweep(&inside, holders, swept);
         for _ in 0..BATCH {
@@ -219,6 +219,6 @@ impl DirectoryWorker {
                 JobRequest::Heard(_) => {}
             }
         }
-        Ok(TurnOutcome::Done)
+        Ok(PassOutcome::Done)
     }
 }

@@ -7,7 +7,7 @@ use rustix::process::{Pid, Signal, getpgid, kill_process, kill_process_group, te
 use crate::platform::{Handle, group_has_ended};
 
 #[derive(Debug)]
-pub(crate) struct Group {
+pub(crate) struct ProcessGroup {
     command: Pid,
     /// `None` if it could not be opened.
     handle: Option<Handle>,
@@ -15,7 +15,7 @@ pub(crate) struct Group {
     leads: bool,
 }
 
-impl Group {
+impl ProcessGroup {
     /// The group of a command that has not been reaped yet.
     pub(crate) fn of(command: Pid, leads: bool) -> Self {
         Self { command, handle: Handle::open(command).ok(), leads }

@@ -31,7 +31,7 @@ use crate::connection::pipeline::Pipeline;
 use crate::connection::scriptless::NO_SCRIPT;
 use crate::connection::supervisor::Supervisor;
 use crate::resp::encode::command;
-use crate::topology::Terms;
+use crate::topology::Guarantees;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 use tenure_core::name::LockName;
@@ -52,11 +52,11 @@ const PAUSE: Duration = Duration::from_secs(60);
 const LOOK: Duration = Duration::from_millis(25);
 
 /// The connections for requests to one server.
-pub(crate) struct Lines {
+pub(crate) struct Pipelines {
     runtime: Arc<dyn Runtime>,
     connector: Arc<Connector>,
     ours: Arc<Supervisor>,
-    callers: OnceLock<Arc<CallersLine>>,
+    callers: OnceLock<Arc<CallersPipeline>>,
     /// Whether there is never a callers' connection.
     // Relaxed: set only before the first request.
     is_ours_only: AtomicBool,
@@ -64,7 +64,7 @@ pub(crate) struct Lines {
 }
 
 /// The connection on the callers' runtime.
-struct CallersLine {
+struct CallersPipeline {
     runtime: Arc<dyn Runtime>,
     link: Arc<Supervisor>,
     /// Whether a request used it since the last check.
@@ -112,14 +112,14 @@ enum ConnectionRoute {
 }
 
 /// A connection for one request.
-pub(crate) struct Line {
+pub(crate) struct Chosen {
     pub(crate) pipeline: Arc<Pipeline>,
     request: Numbered,
 }
 
 /// A request about a name. If dropped before its answer, it counts as given up.
 struct Numbered {
-    lines: Arc<Lines>,
+    pipelines: Arc<Pipelines>,
     /// `None` once it is over.
     name: Option<LockName>,
     number: u64,
@@ -139,7 +139,7 @@ enum RequestEnd {
     Ignored,
 }
 
-impl Lines {
+impl Pipelines {
     /// `ours` is the store's own connection; `connector` is what it is dialled by.
     pub(crate) fn new(connector: Arc<Connector>, ours: Arc<Supervisor>) -> Arc<Self> {
         let (runtime, callers, unanswered) =
@@ -149,27 +149,27 @@ impl Lines {
 
     /// The connection for a request about this name. With `acks` or a restart grace it is always the store's
     /// own, because the scripts then have effects that two connections cannot keep in order.
-    pub(crate) async fn line(
+    pub(crate) async fn choose(
         self: &Arc<Self>,
         name: &LockName,
         only_reads: bool,
-        terms: Terms,
+        guarantees: Guarantees,
         deadline: Moment,
-    ) -> Result<Line, Failure> {
-        let (request, place) = self.place(name, only_reads, terms);
+    ) -> Result<Chosen, Failure> {
+        let (request, place) = self.place(name, only_reads, guarantees);
         self.take(request, place, self.ours.pipeline(deadline), deadline).await
     }
 
-    /// Like `line`, with the store's own connection given.
-    pub(crate) async fn line_beside(
+    /// Like `choose`, with the store's own connection given.
+    pub(crate) async fn choose_beside(
         self: &Arc<Self>,
         ours: &Arc<Pipeline>,
         name: &LockName,
         only_reads: bool,
-        terms: Terms,
+        guarantees: Guarantees,
         deadline: Moment,
-    ) -> Result<Line, Failure> {
-        let (request, place) = self.place(name, only_reads, terms);
+    ) -> Result<Chosen, Failure> {
+        let (request, place) = self.place(name, only_reads, guarantees);
         self.take(request, place, ready(Ok(Arc::clone(ours))), deadline).await
     }
 
@@ -181,9 +181,10 @@ impl Lines {
         self: &Arc<Self>,
         name: &LockName,
         only_reads: bool,
-        terms: Terms,
+        guarantees: Guarantees,
     ) -> (Numbered, ConnectionRoute) {
-        let may_have_callers = terms == Terms::default() && !self.is_ours_only.load(Ordering::Relaxed);
+        let may_have_callers =
+            guarantees == Guarantees::default() && !self.is_ours_only.load(Ordering::Relaxed);
         let callers = if may_have_callers { self.callers() } else { None };
         self.begin(name, only_reads, callers)
     }
@@ -194,7 +195,7 @@ impl Lines {
         place: ConnectionRoute,
         ours: impl Future<Output = Result<Arc<Pipeline>, Failure>>,
         deadline: Moment,
-    ) -> Result<Line, Failure> {
+    ) -> Result<Chosen, Failure> {
         let pipeline = match place {
             ConnectionRoute::Callers(pipeline) => {
                 self.note_use();
@@ -203,10 +204,11 @@ impl Lines {
             ConnectionRoute::Ours => match ours.await {
                 Ok(pipeline) => pipeline,
                 Err(failure) => {
-                    if let Some(line) = self.callers.get().and_then(|callers| callers.link.open_line())
+                    if let Some(pipeline) =
+                        self.callers.get().and_then(|callers| callers.link.open_pipeline())
                         && failure.is_full()
                     {
-                        line.hang_up();
+                        pipeline.hang_up();
                     }
                     request.settle();
                     return Err(failure);
@@ -219,11 +221,11 @@ impl Lines {
                 pipeline
             }
         };
-        Ok(Line { pipeline, request })
+        Ok(Chosen { pipeline, request })
     }
 
     /// The connection on the current caller's runtime. The first one that is used often gets it.
-    fn callers(&self) -> Option<&CallersLine> {
+    fn callers(&self) -> Option<&CallersPipeline> {
         let Some(callers) = self.callers.get() else {
             if let Some(runtime) = self.runtime.of_caller()
                 && self.is_frequent()
@@ -246,9 +248,13 @@ impl Lines {
     }
 
     /// The open callers' connection, if it is usable.
-    fn callers_line(&self, callers: &CallersLine, known: &mut Option<Beside>) -> Option<Arc<Pipeline>> {
+    fn callers_pipeline(
+        &self,
+        callers: &CallersPipeline,
+        known: &mut Option<Beside>,
+    ) -> Option<Arc<Pipeline>> {
         if known.as_ref().is_none_or(Beside::is_over) {
-            let both = callers.link.open_line().zip(self.ours.open_line());
+            let both = callers.link.open_pipeline().zip(self.ours.open_pipeline());
             *known = both.map(|(callers, ours)| Beside { callers, ours });
         }
         known.as_ref().filter(|beside| beside.is_fit()).map(|beside| Arc::clone(&beside.callers))
@@ -266,7 +272,7 @@ impl Lines {
     fn start(&self, runtime: Arc<dyn Runtime>) {
         let link = Supervisor::new(Arc::new(self.connector.beside(Arc::clone(&runtime))));
         let (is_used, used) = (AtomicBool::new(false), Notify::new());
-        let callers = Arc::new(CallersLine { runtime, link, is_used, used });
+        let callers = Arc::new(CallersPipeline { runtime, link, is_used, used });
         if self.callers.set(Arc::clone(&callers)).is_ok() {
             let (ours, runtime) = (Arc::clone(&self.ours), Arc::clone(&self.runtime));
             let task = async move {
@@ -295,13 +301,13 @@ impl Lines {
         self: &Arc<Self>,
         name: &LockName,
         only_reads: bool,
-        callers: Option<&CallersLine>,
+        callers: Option<&CallersPipeline>,
     ) -> (Numbered, ConnectionRoute) {
         let mut unanswered = self.unanswered();
         let UnansweredByName { next, by_name, beside, .. } = &mut *unanswered;
         let number = *next;
         *next += 1;
-        let preferred = callers.and_then(|callers| self.callers_line(callers, beside));
+        let preferred = callers.and_then(|callers| self.callers_pipeline(callers, beside));
         let wanted = preferred.map_or(ConnectionRoute::Ours, ConnectionRoute::Callers);
         let traffic = by_name.entry(name.clone()).or_insert_with(|| Traffic {
             place: wanted,
@@ -316,7 +322,7 @@ impl Lines {
             *traffic = Traffic { place, in_flight: 0, first: number, given_up: None };
         }
         traffic.in_flight += 1;
-        let request = Numbered { lines: Arc::clone(self), name: Some(name.clone()), number, only_reads };
+        let request = Numbered { pipelines: Arc::clone(self), name: Some(name.clone()), number, only_reads };
         (request, traffic.place.clone())
     }
 
@@ -348,7 +354,7 @@ impl Beside {
     }
 }
 
-impl Line {
+impl Chosen {
     /// Passes the answer on. An answer that leaves the outcome unknown does not settle the request.
     pub(crate) fn answered<T>(mut self, answer: Result<T, Failure>) -> Result<T, Failure> {
         if !matches!(answer, Err(Failure::Unknown(_))) {
@@ -367,7 +373,7 @@ impl Numbered {
     /// The kill has been carried out: later requests need not wait for it.
     fn follows_the_end(&self) {
         if let Some(name) = &self.name
-            && let Some(traffic) = self.lines.unanswered().by_name.get_mut(name)
+            && let Some(traffic) = self.pipelines.unanswered().by_name.get_mut(name)
             && matches!(traffic.place, ConnectionRoute::OursAfter(_))
         {
             traffic.place = ConnectionRoute::Ours;
@@ -376,7 +382,7 @@ impl Numbered {
 
     fn leave(&mut self, end: RequestEnd) {
         let Some(name) = self.name.take() else { return };
-        let mut unanswered = self.lines.unanswered();
+        let mut unanswered = self.pipelines.unanswered();
         let Entry::Occupied(mut entry) = unanswered.by_name.entry(name) else { return };
         let traffic = entry.get_mut();
         if self.number < traffic.first {
@@ -406,12 +412,12 @@ impl Drop for Numbered {
     }
 }
 
-impl CallersLine {
+impl CallersPipeline {
     /// Gives the callers' connection up if it is silent while the server answers the store's own. Runs on the
     /// store's thread.
     async fn watch(self: Arc<Self>, ours: Arc<Supervisor>, runtime: Arc<dyn Runtime>) {
         while !self.link.is_closed() {
-            let open = self.link.open_line();
+            let open = self.link.open_pipeline();
             let is_busy = open.as_ref().is_some_and(|pipeline| pipeline.has_unanswered());
             if !self.is_used.swap(false, Ordering::AcqRel) && !is_busy {
                 self.used.notified().await;
@@ -423,10 +429,10 @@ impl CallersLine {
             if !pipeline.is_silent_since(asked - PATIENCE) {
                 continue;
             }
-            let Some(our_line) = ours.open_line() else { continue };
+            let Some(our_pipeline) = ours.open_pipeline() else { continue };
             // A server that has paused writes answers PING, but no EVALSHA, not even of a script that it lacks.
             let asks = command(&["EVALSHA", NO_SCRIPT, "0"]);
-            let answer = by(&*runtime, asked + PATIENCE, our_line.ask(&asks, asked + PAUSE)).await;
+            let answer = by(&*runtime, asked + PATIENCE, our_pipeline.ask(&asks, asked + PAUSE)).await;
             if matches!(answer, Some(Ok(_)))
                 && pipeline.is_silent_since(asked - PATIENCE)
                 && !pipeline.is_closed()
@@ -472,13 +478,13 @@ mod tests {
         let target = Target::parse("redis://h").expect("a URL");
         let connector = Arc::new(Connector::new(Arc::clone(&runtime), Arc::new(Silent), target));
         let ours = Supervisor::new(Arc::clone(&connector));
-        let lines = Lines::new(connector, Arc::clone(&ours));
+        let pipelines = Pipelines::new(connector, Arc::clone(&ours));
         let name = LockName::new("x").expect("a name");
         let deadline = runtime.now() + Duration::from_secs(60);
         for (only_reads, kept) in [(true, 0), (false, 1), (true, 1)] {
-            let asked = lines.line(&name, only_reads, Terms::default(), deadline).now_or_never();
+            let asked = pipelines.choose(&name, only_reads, Guarantees::default(), deadline).now_or_never();
             assert!(asked.is_none(), "no server is there");
-            assert_eq!(lines.unanswered().by_name.len(), kept, "after a read: {only_reads}");
+            assert_eq!(pipelines.unanswered().by_name.len(), kept, "after a read: {only_reads}");
         }
         ours.close();
         driver.stop();

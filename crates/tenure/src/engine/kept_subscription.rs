@@ -1,4 +1,4 @@
-//! An acquisition that requests a ticket in a queue with an open subscription.
+//! The open subscription of an acquisition that requests a ticket in a queue.
 
 use crate::planted::{Bug, planted};
 use crate::protocol::Listening;
@@ -6,12 +6,12 @@ use crate::store::Station;
 use crate::sync::Locked;
 
 /// Keeps the subscription open until dropped.
-pub(super) struct Newcomer {
+pub(super) struct KeptSubscription {
     station: Option<Station>,
     leaves: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl Newcomer {
+impl KeptSubscription {
     pub(super) fn new(station: Option<Station>, leaves: impl FnOnce() + Send + 'static) -> Self {
         Self { station, leaves: Some(Box::new(leaves)) }
     }
@@ -26,7 +26,7 @@ impl Newcomer {
     }
 }
 
-impl Drop for Newcomer {
+impl Drop for KeptSubscription {
     fn drop(&mut self) {
         if let Some(leaves) = self.leaves.take() {
             leaves();
@@ -34,17 +34,17 @@ impl Drop for Newcomer {
     }
 }
 
-/// The newcomer of an acquisition, from its request until it waits in the queue. After a request without an answer
+/// The subscription of an acquisition, from its request until it waits in the queue. After a request without an answer
 /// the subscription stays open for longer than the pause before the next request. Boxed, because most acquisitions
 /// have none.
 #[derive(Default)]
-pub(super) struct NewcomerSlot(Locked<Option<Box<Newcomer>>>);
+pub(super) struct KeptSubscriptionSlot(Locked<Option<Box<KeptSubscription>>>);
 
-impl NewcomerSlot {
+impl KeptSubscriptionSlot {
     /// Replaces the previous one.
-    pub(super) fn set(&self, newcomer: Option<Newcomer>) {
+    pub(super) fn set(&self, subscription: Option<KeptSubscription>) {
         let mut slot = self.0.lock();
-        let before = std::mem::replace(&mut *slot, newcomer.map(Box::new));
+        let before = std::mem::replace(&mut *slot, subscription.map(Box::new));
         drop(slot);
         drop(before);
     }

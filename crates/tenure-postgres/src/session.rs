@@ -18,7 +18,7 @@ use tenure_core::rows::{
 use tenure_core::store::Failure;
 
 /// A connection's statements.
-pub(super) struct StatementLine {
+pub(super) struct PostgresSession {
     pub(super) client: Client,
     pub(super) statements: Vec<String>,
     /// Prepared once, unless a pooler shares the server's connection.
@@ -31,7 +31,7 @@ pub(super) struct StatementLine {
     pub(super) channel: String,
 }
 
-impl StatementLine {
+impl PostgresSession {
     /// Sends a statement and waits for its rows.
     async fn ask(
         &self,
@@ -57,9 +57,9 @@ impl StatementLine {
     }
 }
 
-impl fmt::Debug for StatementLine {
+impl fmt::Debug for PostgresSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Line").field(&self.label).finish()
+        f.debug_tuple("PostgresSession").field(&self.label).finish()
     }
 }
 
@@ -73,7 +73,7 @@ fn failed(error: tokio_postgres::Error, which: Which) -> StatementError {
     StatementError { failure: failure::of(error, which), ends_connection }
 }
 
-impl StatementSession for StatementLine {
+impl StatementSession for PostgresSession {
     fn label(&self) -> &str {
         &self.label
     }

@@ -1,4 +1,4 @@
-//! State shared by a client's tasks that take turns at a lock: the last known value, and the acquisitions
+//! State shared by the tasks of a client that use one lock: the last known value, and the acquisitions
 //! waiting for the next batch.
 
 use std::time::Duration;

@@ -21,24 +21,24 @@ use crate::store::Failure;
 use crate::store::observe::Notes;
 
 /// An answer.
-pub(super) enum GroupAnswer {
+pub(super) enum PendingAnswer {
     Lock(Answer),
     Record(RecordAnswer),
 }
 
-/// The answers of a group of requests, valid once its change is written.
-pub(super) struct Group {
+/// The answers of requests about one lock, valid once its change is written.
+pub(super) struct Executed {
     /// In request order.
-    pub(super) said: Vec<Result<GroupAnswer, Failure>>,
+    pub(super) said: Vec<Result<PendingAnswer, Failure>>,
     /// `None` if nothing changes.
     pub(super) change: Option<RowChange>,
     /// Whether the lock is free afterwards.
     pub(super) is_free: bool,
 }
 
-/// A lock and its record while a group is executed.
+/// A lock and its record while requests are executed.
 #[derive(Clone)]
-struct GroupedLock {
+struct WorkingLock {
     state: State,
     record: Option<ExpiringValue<Record>>,
     counter: u64,
@@ -48,7 +48,7 @@ struct GroupedLock {
     passed: Vec<Owner>,
 }
 
-impl Group {
+impl Executed {
     /// Runs the machines on a row. `is_checked_in` means that an open transaction has checked a hold in, so
     /// that no other client may end a hold of the lock, not even an expired one.
     pub(super) fn run(
@@ -62,7 +62,7 @@ impl Group {
         let (record, counter, wake, notes) =
             (seen.record.clone(), seen.counter, Vec::new(), Notes::default());
         let passed = seen.passed.clone();
-        let mut now = GroupedLock { state, record, counter, wake, notes, passed };
+        let mut now = WorkingLock { state, record, counter, wake, notes, passed };
         let asking: BTreeSet<&Owner> = asks.iter().filter_map(|ask| releases(ask)).collect();
         let mut all = now.clone();
         let mut said: Vec<_> = asks.iter().map(|ask| Ok(all.apply(key, seen, ask))).collect();
@@ -70,7 +70,7 @@ impl Group {
             true => BTreeSet::new(),
             false => asks.iter().flat_map(|ask| extends(ask)).map(Owner::as_str).collect(),
         };
-        let ends = |now: &GroupedLock| seen.ends_hold(&now.state, &asking);
+        let ends = |now: &WorkingLock| seen.ends_hold(&now.state, &asking);
         if !is_checked_in || !ends(&all) {
             now = all;
         } else {
@@ -100,8 +100,8 @@ impl Group {
     }
 }
 
-impl GroupedLock {
-    fn apply(&mut self, key: &LockKey, seen: &SeenRow, ask: &QueuedOp) -> GroupAnswer {
+impl WorkingLock {
+    fn apply(&mut self, key: &LockKey, seen: &SeenRow, ask: &QueuedOp) -> PendingAnswer {
         let (said, wake) = match ask {
             QueuedOp::Lock(op, _) => {
                 // The first request notes the waiters that were passed over.
@@ -111,11 +111,11 @@ impl GroupedLock {
                 self.wake.extend(forced.iter().flat_map(|wake| messages(key, wake)));
                 self.notes.add(op, (&answer, &wake), &self.state);
                 self.notes.pass(&self.passed[before..]);
-                (GroupAnswer::Lock(answer), wake)
+                (PendingAnswer::Lock(answer), wake)
             }
             QueuedOp::Record(op, _) => {
                 let (answer, wake) = record::apply(&mut self.state, &mut self.record, seen.now, op);
-                (GroupAnswer::Record(answer), wake)
+                (PendingAnswer::Record(answer), wake)
             }
             QueuedOp::Plain { .. } => unreachable!("a plain statement stands in no queue"),
         };
