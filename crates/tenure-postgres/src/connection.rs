@@ -39,6 +39,10 @@ const READ_ONLY: &str =
 /// Lock timeout of every statement. The unusual value also shows whether settings reach the server or a
 /// pooler drops them.
 const LOCK_TIMEOUT: &str = "1937ms";
+/// Statements are planned once, because that takes as long as carrying them out. Every plan looks rows up in the
+/// index, because it must also suit the table once that has grown.
+const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off \
+                     -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
 
 /// Opens connections to whichever server is the primary.
 pub(super) struct PrimaryConnector {
@@ -185,6 +189,7 @@ impl PrimaryConnector {
             let Keepalive { idle, interval, probes } = session.keepalive;
             // The server ends the session of a host that cannot be reached, so that its places are passed. Rows that a
             // policy hides are an error, and no setting of the role changes what a transaction sees.
+            options.push(PLANS.to_owned());
             options.push(format!(
                 "-c lock_timeout={LOCK_TIMEOUT} -c row_security=off -c default_transaction_isolation=read\\ committed \
                  -c tcp_keepalives_idle={} -c tcp_keepalives_interval={} -c tcp_keepalives_count={probes} -c tcp_user_timeout={}",
