@@ -39,6 +39,7 @@ pub(crate) fn with_uses(locks: &Locks, name: &str, status: Option<&Status>, of: 
         })
     });
     object["last_run"] = of.job.as_ref().map_or(Value::Null, |job| last_run(&job.last));
+    object["uses_trouble"] = json!(of.trouble);
     format!("{object}\n")
 }
 

@@ -11,7 +11,8 @@ With --json, one object on one line: `name`, `store`, `held`, `kind`, `permits` 
 `last_run` (`owner`, `host`, `fence`, `begun_ms`, `ended_ms`, `window_end_ms`, `outcome`: running,
 done, failed or lost, `code` (the exit code), `error`, `remaining_ms` of its lease, `succeeded_ms`,
 the end of its last success, and `is_open`, if its failure has opened the window again).
-Unknown values are null. These two are not locks: if only they are in use, the lock is free.
+`uses_trouble` is why these two are unknown. They are not locks: if only they are in use, the lock is
+free. Unknown values are null.
 
 Exit status:
     0  held

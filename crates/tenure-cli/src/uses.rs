@@ -8,24 +8,30 @@ use tenure::{JobStatus, Leader, Locks, Outcome};
 
 use crate::output::{Line, Span};
 use crate::table::{Found, Row};
-use crate::{clock, table};
+use crate::{clock, exit, table};
 
 /// Requests about a running job do not depend on the period.
 pub(crate) const ANY_PERIOD: Duration = Duration::from_secs(86_400);
 
-/// The running election and the job of this name, which are not locks. `None` also if the store does not
-/// support them, or if the user may not read them.
+/// The running election and the job of this name, which are not locks.
 pub(crate) struct Uses {
     pub(crate) leader: Option<Leader>,
     pub(crate) job: Option<JobStatus>,
+    /// Why one of them is unknown, although the store supports them.
+    pub(crate) trouble: Option<String>,
 }
 
 impl Uses {
     pub(crate) async fn of(locks: &Locks, name: &str) -> Self {
-        let leader = async { locks.election(name, "").ok()?.leader().await.ok()? };
-        let job = async { locks.job(name).await.ok()? };
-        let (leader, job) = join(leader, job).await;
-        Self { leader, job }
+        let leader = async { locks.election(name, "")?.leader().await };
+        let (leader, job) = join(leader, locks.job(name)).await;
+        let errors = [leader.as_ref().err(), job.as_ref().err()];
+        let trouble = errors
+            .into_iter()
+            .flatten()
+            .find(|error| !error.is_unsupported() && !error.is_invalid())
+            .map(|error| exit::chain(error));
+        Self { leader: leader.unwrap_or_default(), job: job.unwrap_or_default(), trouble }
     }
 
     /// For a request about a lock that is free: what else runs under its name, and the flag for it.
@@ -106,6 +112,9 @@ impl fmt::Display for Uses {
                 None => writeln!(f)?,
             }
         }
-        Ok(())
+        match &self.trouble {
+            Some(trouble) => writeln!(f, "election and job of this name: unknown: {}", Line(trouble)),
+            None => Ok(()),
+        }
     }
 }

@@ -159,7 +159,7 @@ impl MysqlConnector {
         before: Option<&str>,
     ) -> Result<(usize, bool, bool), Failure> {
         let ask = format!(
-            "SELECT VERSION(), @@global.read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
+            "SELECT VERSION(), @@global.read_only OR @@global.innodb_read_only, @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog,
                 @@max_allowed_packet, @@innodb_rollback_on_timeout, (SELECT COUNT(*) FROM information_schema.columns
                     WHERE table_schema = DATABASE() AND table_name = 'tenure_lock' AND column_name IN ('name', 'batch')),
                 GET_LOCK({}, 0)",

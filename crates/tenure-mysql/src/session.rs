@@ -173,10 +173,18 @@ impl MysqlSession {
         changes.retain(|(name, _)| !locked.contains(*name));
         let (names, all): (Vec<&str>, Vec<String>) = changes.into_iter().unzip();
         let is_many = all.len() > 1;
-        let replies = match is_many {
+        let mut replies = match is_many {
             true => self.transaction(all).await?,
             false => self.run_all(all).await.map_err(|error| failed(error, true))?,
         };
+        // A proxy that has lost the server in the middle may have rolled back what was answered before.
+        let is_over = |reply: &Result<_, WireError>| reply.as_ref().is_err_and(WireError::ends_connection);
+        if replies.iter().any(Result::is_ok)
+            && let Some(over) = replies.iter().position(is_over)
+            && let Err(error) = replies.swap_remove(over)
+        {
+            return Err(unknown(failed(error, true)));
+        }
         let (mut outcome, mut is_open) = (ChangeOutcome::default(), is_many);
         for (name, reply) in names.into_iter().zip(replies) {
             if let Err(WireError::Server(error)) = &reply

@@ -26,6 +26,7 @@ use tenure_core::platform::Keepalive;
 use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
+use tenure_core::sync::Locked;
 
 /// Timeout for the server to terminate the previous connection.
 const END_MS: i64 = 2_000;
@@ -39,10 +40,8 @@ const READ_ONLY: &str =
 /// Lock timeout of every statement. The unusual value also shows whether settings reach the server or a
 /// pooler drops them.
 const LOCK_TIMEOUT: &str = "1937ms";
-/// Statements are planned once, because that takes as long as carrying them out. Every plan looks rows up in the
-/// index, because it must also suit the table once that has grown.
-const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_bitmapscan=off \
-                     -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
+/// A plan is kept for `REPLAN`, because planning takes as long as carrying out.
+const PLANS: &str = "-c plan_cache_mode=force_generic_plan -c jit=off";
 
 /// Opens connections to whichever server is the primary.
 pub(super) struct PrimaryConnector {
@@ -159,7 +158,10 @@ impl PrimaryConnector {
                 try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
             }
         };
-        let session = Arc::new(PostgresSession { client, statements, prepared, heard, label, channel });
+        let (runtime, planned_at) = (Arc::clone(&self.runtime), Locked::default());
+        let session =
+            PostgresSession { client, statements, prepared, heard, label, channel, runtime, planned_at };
+        let session = Arc::new(session);
         Ok(OpenConnection { session, messages, over, hangup })
     }
 

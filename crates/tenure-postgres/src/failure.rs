@@ -50,8 +50,8 @@ pub(super) fn of_login(error: Error, target: &PostgresTarget) -> Failure {
     }
     if let Some(said) = error.as_db_error() {
         let hint = match said.code().code() {
-            "08P01" if said.message().contains("options") && !target.is_pooled => {
-                "; behind PgBouncer, add ?pgbouncer=1 to the URL"
+            "08P01" | "0A000" if said.message().contains("options") && !target.is_pooled => {
+                "; behind PgBouncer or another pooler, add ?pgbouncer=1 to the URL"
             }
             "28000" if said.message().contains("no encryption") => {
                 "; for TLS, add ?sslmode=require to the URL, or verify-full to check the server, too"

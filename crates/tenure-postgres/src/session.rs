@@ -3,19 +3,23 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use futures_util::future::FutureExt;
+use futures_util::future::{FutureExt, OptionFuture, join};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
 use super::failure;
 use super::statements::Which;
 use super::url::quoted;
+use tenure_core::moment::Moment;
 use tenure_core::rows::{
     ChangeOutcome, ExpectedSession, LockKey, RecordColumns, Row, RowChange, SessionCheck, SoleChange,
     SoleVerb, StatementError, StatementResult, StatementSession, WriteOutcome, signed,
 };
+use tenure_core::runtime::Runtime;
 use tenure_core::store::Failure;
+use tenure_core::sync::Locked;
 
 /// A connection's statements.
 pub(super) struct PostgresSession {
@@ -29,7 +33,13 @@ pub(super) struct PostgresSession {
     pub(super) label: String,
     /// The NOTIFY channel of this table's locks.
     pub(super) channel: String,
+    pub(super) runtime: Arc<dyn Runtime>,
+    /// When the plans were last discarded.
+    pub(super) planned_at: Locked<Moment>,
 }
+
+/// How long a plan is used: one for a small table may read all of it, also once it has grown.
+const REPLAN: Duration = Duration::from_secs(1);
 
 impl PostgresSession {
     /// Sends a statement and waits for its rows.
@@ -39,7 +49,10 @@ impl PostgresSession {
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, StatementError> {
         let rows = match self.prepared.get(which as usize) {
-            Some(statement) => self.client.query(statement, arguments).await,
+            Some(statement) => {
+                let discards = self.must_replan().then(|| self.client.batch_execute("DISCARD PLANS"));
+                join(OptionFuture::from(discards), self.client.query(statement, arguments)).await.1
+            }
             None => {
                 let typed = arguments.iter().zip(which.types());
                 let typed: Vec<_> = typed.map(|(argument, kind)| (*argument, kind.clone())).collect();
@@ -47,6 +60,16 @@ impl PostgresSession {
             }
         };
         rows.map_err(|error| failed(error, which))
+    }
+
+    /// Whether to discard the plans ahead of the next statement.
+    fn must_replan(&self) -> bool {
+        let (now, mut planned_at) = (self.runtime.now(), self.planned_at.lock());
+        let is_due = now.since(*planned_at) >= REPLAN;
+        if is_due {
+            *planned_at = now;
+        }
+        is_due
     }
 
     /// Runs a query that returns pairs of texts, for a diagnosis.

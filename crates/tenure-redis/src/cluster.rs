@@ -207,9 +207,19 @@ impl ClusterInner {
     }
 
     async fn call(&self, op: Op, deadline: Moment) -> Result<Answer, Failure> {
+        let mut redirects = Redirects::default();
+        let answer = self.call_redirected(op, deadline, &mut redirects).await;
+        answer.map_err(|failure| redirects.failure(failure))
+    }
+
+    async fn call_redirected(
+        &self,
+        op: Op,
+        deadline: Moment,
+        redirects: &mut Redirects,
+    ) -> Result<Answer, Failure> {
         fits(op.spec, &op.name)?;
         let slot = keys::slot(op.name.as_str());
-        let mut redirects = Redirects::default();
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
@@ -228,7 +238,7 @@ impl ClusterInner {
                 }
                 Err(failure) => failure,
             };
-            asked_of = self.redirected(slot, &route, failure, &mut redirects, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, redirects, deadline).boxed().await?;
         }
     }
 
@@ -259,9 +269,19 @@ impl ClusterInner {
 
     /// Carries out a request about a record, whose key shares a slot with its lock.
     async fn record(&self, op: RecordOp, deadline: Moment) -> Result<RecordAnswer, Failure> {
+        let mut redirects = Redirects::default();
+        let answer = self.record_redirected(op, deadline, &mut redirects).await;
+        answer.map_err(|failure| redirects.failure(failure))
+    }
+
+    async fn record_redirected(
+        &self,
+        op: RecordOp,
+        deadline: Moment,
+        redirects: &mut Redirects,
+    ) -> Result<RecordAnswer, Failure> {
         fits(LockSpec::Mutex, &op.lock)?;
         let slot = keys::slot(op.lock.as_str());
-        let mut redirects = Redirects::default();
         let mut asked_of = None;
         loop {
             let asking = asked_of.is_some();
@@ -273,7 +293,7 @@ impl ClusterInner {
             let answer = record::ask(&*self.runtime, &routed).await;
             let answer = chosen.answered(answer);
             let Err(failure) = answer else { return answer };
-            asked_of = self.redirected(slot, &route, failure, &mut redirects, deadline).boxed().await?;
+            asked_of = self.redirected(slot, &route, failure, redirects, deadline).boxed().await?;
         }
     }
 
@@ -317,6 +337,7 @@ impl ClusterInner {
         redirects: &mut Redirects,
         deadline: Moment,
     ) -> Result<Option<Address>, Failure> {
+        redirects.may_have_run |= matches!(failure, Failure::Unknown(_));
         let mut asked_of = None;
         let redirect =
             failure::said_in(&failure).and_then(|error| Redirect::read(error, &route.member.address));
@@ -586,9 +607,19 @@ struct Redirects {
     count: u32,
     /// No other node was named, so an immediate retry would be pointless.
     is_over: bool,
+    /// An attempt may have been carried out, although the answer names another node.
+    may_have_run: bool,
 }
 
 impl Redirects {
+    /// The failure of the request, of which this one ended the last attempt.
+    fn failure(&self, last: Failure) -> Failure {
+        match last {
+            Failure::NotSent(cause) | Failure::Refused(cause) if self.may_have_run => Failure::Unknown(cause),
+            last => last,
+        }
+    }
+
     fn pause(&mut self) -> Option<Duration> {
         self.count += 1;
         let waits = std::mem::take(&mut self.is_over) || self.count > HASTY;

@@ -93,8 +93,8 @@ pub(crate) struct Run {
     /// Wait for the lock again and rerun CMD after the lock was lost
     ///
     /// Any number of times. Each wait lasts as long as -w says, and without -w survives a minute
-    /// without the store. If the lock is busy at its end, or at once with -n or --once-per, the exit
-    /// code is 75. A signal that asked CMD to end ends the retries. With --once-per, CMD may also run
+    /// without the store; with --once-per there is none. If the lock is busy at its end, or at once
+    /// with -n or --once-per, the exit code is 75. A signal that asked CMD to end ends the retries. With --once-per, CMD may also run
     /// again in its window after a run that died or lost its lock, on any host.
     #[arg(long, conflicts_with = "max_hold", help_heading = "Waiting")]
     pub(crate) retry_lost: bool,

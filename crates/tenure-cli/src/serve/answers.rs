@@ -123,7 +123,7 @@ impl Pages {
             versions.map(|(version, count)| (format!("{{version={}}}", quoted(version)), count as f64));
         let help = "Clients by version of tenure, where the store can tell.";
         metric("tenure_connections", "gauge", help, versions.collect());
-        uses.metrics(&mut text, self.series, now.saturating_sub(seen.looked_at));
+        uses.metrics(&mut text, self, now.saturating_sub(seen.looked_at));
         text.0
     }
 
@@ -134,6 +134,9 @@ impl Pages {
         let recent = seen.locks.histories().filter(|(_, history)| history.is_recent(now));
         let mut locks: BTreeMap<&str, Option<&Row>> = recent.map(|(name, _)| (name, None)).collect();
         locks.extend(seen.locks.rows.iter().map(|row| (row.name.as_str(), Some(row))));
+        let mut elections = seen.uses.election_names(&self.elections);
+        // Those that cannot be read any more.
+        elections.extend(seen.elections.rows.iter().map(|row| row.name.as_str()));
         let election = |name: &str| lock(&seen.elections, name, seen.elections.row(name), now, after);
         let object = json!({
             "store": self.store,
@@ -154,7 +157,7 @@ impl Pages {
             "versions_trouble": seen.versions.as_ref().and_then(|found| found.as_ref().err()),
             "handovers_per_second": seen.locks.handovers_per_second(),
             "locks": locks.iter().map(|(name, row)| lock(&seen.locks, name, *row, now, after)).collect::<Vec<_>>(),
-            "elections": seen.uses.election_names(&self.elections).into_iter().map(election).collect::<Vec<_>>(),
+            "elections": elections.into_iter().map(election).collect::<Vec<_>>(),
             "jobs": seen.uses.job_names(&self.jobs).into_iter().map(|name| seen.uses.job(name)).collect::<Vec<_>>(),
         });
         object.to_string()

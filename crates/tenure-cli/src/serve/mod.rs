@@ -154,7 +154,10 @@ fn record(seen: &Shared, found: Result<Looked, Failure>, look: Look, every: Dura
     match found {
         Ok((rows, uses)) => {
             seen.locks.looked(Ok(rows), now, took);
-            seen.elections.looked(Ok(uses.leaders()), now, took);
+            // What cannot be read has not ended.
+            if uses.trouble.is_none() {
+                seen.elections.looked(Ok(uses.leaders()), now, took);
+            }
             seen.uses = uses;
         }
         Err(failure) => seen.locks.looked(Err(failure), now, took),

@@ -219,6 +219,8 @@ function makeRow(entry) {
 }
 
 const UNKNOWN = "This store cannot tell how many wait.";
+/** Whether the store refuses to tell of it, so that what is shown may be over. */
+const isUnread = entry => entry.kind === "election" && told.uses_trouble !== null;
 let width = 0;
 /** Draws a row anew after an answer. */
 function refresh(entry) {
@@ -226,7 +228,7 @@ function refresh(entry) {
   row.classList.toggle("free", !lock.held);
   const permits = lock.permits ? `, ${lock.permits.used} of ${lock.permits.all} permits` : "";
   write(parts.kind, (lock.kind ?? "election") + permits);
-  const who = holderOf(entry);
+  const who = isUnread(entry) ? "unknown" : holderOf(entry);
   write(parts.who, who);
   parts.who.title = who;
   parts.waiting.classList.toggle("some", lock.waiting > 0);
@@ -348,7 +350,7 @@ function next({ outcome, is_open, next_ms }, overdue_ms) {
 }
 
 function jobRow({ name, schedule, overdue_ms, last }) {
-  const run = make("span.cut.wide"), when = make("div.next", "not yet run");
+  const run = make("span.cut.wide"), when = make("div.next", told.uses_trouble ? "unknown" : "no run is recorded");
   if (last) {
     run.append(sign(last), `, begun ${span(now() - last.begun_ms)} ago by ${last.who}${last.why && `: ${last.why}`}`);
     const [at, why] = next(last, overdue_ms);
@@ -445,7 +447,7 @@ function point(event) {
 function drawJob() {
   const { last, runs = [], schedule, overdue_ms } = told.jobs.find(job => job.name === page.name) ?? {};
   write(page.kind, schedule ? `job, ${schedule}` : "job");
-  write(page.state, last ? "" : "no run is recorded");
+  write(page.state, last ? "" : told.uses_trouble ? "unknown" : "no run is recorded");
   page.runs.replaceChildren(...runs.map(run => make("li",
     make("span.when", moment(run.begun_ms)),
     make("span.who", run.host, make("br"), make("small", run.why.split("\n")[0])),
@@ -480,7 +482,7 @@ function drawPage() {
   const more = (list, all) => all > list.length ? [make("li", `and ${all - list.length} more`)] : [];
   write(page.kind, (lock.kind ?? "") + (lock.permits ? `, ${lock.permits.used} of ${lock.permits.all} permits` : ""));
   const waits = lock.waiting === null ? "" : `, ${count(lock.waiting, "waiter")}`;
-  write(page.state, `${lock.held ? "held" : "free"} ${lasting(entry)}${waits}`);
+  write(page.state, isUnread(entry) ? "unknown" : `${lock.held ? "held" : "free"} ${lasting(entry)}${waits}`);
   const wide = Math.round(page.time.getBoundingClientRect().width) || 600;
   draw(page.time, entry, wide, 96, 8);
   if (!page.time.matches(":hover")) write(page.readout, summary(entry));

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use serde_json::{Value, json};
 use tenure::{ElectionStatus, Error, JobStatus, Locks, PastRun};
 
+use super::answers::Pages;
 use super::series::{Metrics, ms, quoted};
 use crate::table::{self, Found, Row};
 use crate::{clock, uses};
@@ -17,6 +18,8 @@ pub(super) struct Uses {
     pub(super) elections: Vec<ElectionStatus>,
     /// Why none can be listed.
     pub(super) trouble: Option<String>,
+    /// Whether the store keeps them, and refuses to list them.
+    pub(super) are_unknown: bool,
 }
 
 impl Uses {
@@ -24,7 +27,8 @@ impl Uses {
     pub(super) async fn look(locks: &Locks, prefix: &str) -> tenure::Result<Self> {
         match Self::all(locks, prefix).await {
             Err(error) if error.is_unsupported() || error.is_refused() => {
-                Ok(Self { trouble: Some(crate::exit::chain(&error)), ..Self::default() })
+                let (trouble, are_unknown) = (Some(crate::exit::chain(&error)), error.is_refused());
+                Ok(Self { trouble, are_unknown, ..Self::default() })
             }
             found => found,
         }
@@ -44,8 +48,18 @@ impl Uses {
         Ok(found)
     }
 
-    /// Metrics of the first `series` jobs and elections; `age` is the time since the refresh.
-    pub(super) fn metrics(&self, to: &mut Metrics, series: usize, age: Duration) {
+    /// Metrics of the first `series` jobs and elections, and of those asked for; `age` is the time since the refresh.
+    pub(super) fn metrics(&self, to: &mut Metrics, page: &Pages, age: Duration) {
+        let series = page.series;
+        if self.trouble.is_none() || self.are_unknown {
+            let is_up = vec![(String::new(), f64::from(!self.are_unknown))];
+            to.add("tenure_uses_up", "gauge", "Whether jobs and elections could be listed.", is_up);
+        }
+        let is_listed = |name: &str| self.jobs.iter().any(|job| job.name.as_str() == name);
+        let asked = page.jobs.iter().filter(|_| self.trouble.is_none());
+        let recorded = asked.map(|name| (format!("{{name={}}}", quoted(name)), f64::from(is_listed(name))));
+        let help = "Whether a run of a job of --job is recorded.";
+        to.add("tenure_job_recorded", "gauge", help, recorded.collect());
         let each = |of: &dyn Fn(&JobStatus) -> Option<f64>| {
             let jobs = self.jobs.iter().take(series);
             let values =
@@ -76,9 +90,11 @@ impl Uses {
         let help = "How long ago the window of a job began in which it has not run.";
         to.add("tenure_job_overdue_seconds", "gauge", help, overdue);
         let elections = || self.elections.iter().take(series);
-        let led = elections().map(|one| {
-            (format!("{{election={}}}", quoted(one.name.as_str())), f64::from(one.leader.is_some()))
-        });
+        let is_listed = |name: &str| self.elections.iter().any(|one| one.name.as_str() == name);
+        let asked = page.elections.iter().filter(|name| self.trouble.is_none() && !is_listed(name));
+        let led = elections().map(|one| (one.name.as_str(), one.leader.is_some()));
+        let led = led.chain(asked.map(|name| (name.as_str(), false)));
+        let led = led.map(|(name, is_led)| (format!("{{election={}}}", quoted(name)), f64::from(is_led)));
         to.add("tenure_election_has_leader", "gauge", "Whether somebody leads.", led.collect());
         let leaders = elections().filter_map(|one| {
             let (election, holder) = (quoted(one.name.as_str()), table::who(&one.leader.as_ref()?.owner));

@@ -145,7 +145,7 @@ fn json(env: &TestEnv, code: i32, args: &[&str]) -> Vec<Value> {
 #[test]
 fn json_has_all_that_is_said_of_a_lock() {
     let env = TestEnv::new();
-    let free = json!({ "name": "x", "store": env.url(), "held": false, "kind": null, "permits": null, "holders": [], "waiters": [], "unlisted": 0, "waiting": 0, "leader": null, "last_run": null });
+    let free = json!({ "name": "x", "store": env.url(), "held": false, "kind": null, "permits": null, "holders": [], "waiters": [], "unlisted": 0, "waiting": 0, "leader": null, "last_run": null, "uses_trouble": null });
     assert_eq!(json(&env, 1, &["status", "--json", "x"]), [free]);
     let script = "echo $TENURE_FENCE > fence; echo $TENURE_OWNER > owner; READY; exec sleep 30";
     let holder = env.start_script(&["--ttl", "1h", "--slots", "3", "--take", "2"], "x", script);

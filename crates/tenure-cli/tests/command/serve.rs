@@ -318,6 +318,52 @@ fn names_and_labels_are_text_on_the_page_and_words_in_its_commands() {
 }
 
 #[test]
+fn jobs_and_elections_that_cannot_be_read_are_unknown_and_not_absent() {
+    let env = TestEnv::shared();
+    let server = Server::start();
+    server.command(&["ACL", "SETUSER", "app", "on", ">pw", "allkeys", "allchannels", "+@all"]);
+    let url = server.url().replace("redis://", "redis://app:pw@");
+    let script = "touch leads; exec sleep 100";
+    let leader = env.start(env.tenure(["elect", "--store", &server.url(), "api", "-c", script]));
+    leader.eventually("it leads", || env.path("leads").exists());
+    env.tenure_run(["--store", &server.url(), "--once-per", "1h", "report", "true"]).exits_with(0);
+    let asked = ["--job", "report", "--job", "never", "--election", "nobody", "--store", &url];
+    let (serving, at) = serve(&env, &asked);
+    let has = |line: &str| get(&at, "/metrics").lines().any(|known| known == line);
+    serving.eventually("they are read", || has("tenure_uses_up 1"));
+    for line in [
+        "tenure_job_recorded{name=\"report\"} 1",
+        "tenure_job_recorded{name=\"never\"} 0",
+        "tenure_election_has_leader{election=\"api\"} 1",
+        "tenure_election_has_leader{election=\"nobody\"} 0",
+    ] {
+        assert!(has(line), "{line}: {}", get(&at, "/metrics"));
+    }
+
+    // Locks of other names only.
+    server.command(&["ACL", "SETUSER", "app", "resetkeys", "~orders*"]);
+    serving.eventually("they are unknown", || has("tenure_uses_up 0"));
+    let metrics = get(&at, "/metrics");
+    assert!(has("tenure_up 1") && !metrics.contains("tenure_job_recorded{"), "{metrics}");
+    assert!(!metrics.contains("tenure_election_has_leader{"), "{metrics}");
+    let told: Value = serde_json::from_str(&get(&at, "/locks.json")).expect("JSON");
+    let led = told["elections"].as_array().expect("elections").iter().find(|one| one["name"] == "api");
+    // Nobody knows that the term has ended.
+    assert_eq!(led.expect("the election")["holds"][0]["to_ms"], Value::Null, "{told}");
+    assert!(told["uses_trouble"].as_str().expect("a reason").contains("NOPERM"), "{told}");
+    assert_shows(&browser(&env, &format!("http://{at}/#job%2Freport")), &["<h2>report</h2>", "unknown"]);
+    let status = |more: &[&str]| {
+        env.run(env.tenure([&["status", "--store", &url], more, &["orders"]].concat())).exits_with(1).stdout
+    };
+    assert!(status(&[]).contains("election and job of this name: unknown: "), "{}", status(&[]));
+    let told: Value = serde_json::from_str(&status(&["--json"])).expect("JSON");
+    assert!(told["uses_trouble"].as_str().expect("a reason").contains("NOPERM"), "{told}");
+
+    server.command(&["ACL", "SETUSER", "app", "allkeys"]);
+    serving.eventually("they are read again", || has("tenure_job_recorded{name=\"report\"} 1"));
+}
+
+#[test]
 fn leaders_and_jobs_are_shown_with_their_next_window() {
     let env = TestEnv::shared();
     let elect = ["elect", "--payload", "host-1:80", "api", "--", "sleep", "100"];
@@ -337,7 +383,7 @@ fn leaders_and_jobs_are_shown_with_their_next_window() {
     let page = browser(&env, &format!("http://{at}/#uses"));
     assert_shows(
         &page,
-        &["#election%2Fapi", ", host-1:80</span>", "✓ done", "next window, from ", "not yet run"],
+        &["#election%2Fapi", ", host-1:80</span>", "✓ done", "next window, from ", "no run is recorded"],
     );
     // A failure opens its window again.
     assert_shows(

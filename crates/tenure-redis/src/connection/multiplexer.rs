@@ -343,17 +343,18 @@ impl MultiplexerState {
         let Self { unanswered, slots, heard, .. } = self;
         for request in unanswered.iter_mut().filter(|request| request.due <= now) {
             request.due = NEVER;
+            // Also if its caller has left: its silence may be the only sign.
+            request.is_late = true;
             let slot = &mut slots[request.slot];
             if slot.generation == request.generation
                 && let SlotState::Pending(waker) = &mut slot.outcome
             {
                 late.extend(waker.take());
                 slot.outcome = SlotState::Late;
-                request.is_late = true;
             }
             // The server has left a reply out, and would stay one reply behind.
-            is_silent |= request.is_late && request.is_begun;
-            if request.is_late && request.heard == *heard {
+            is_silent |= request.is_begun;
+            if request.heard == *heard {
                 let end = request.sent + SILENCE;
                 is_silent |= end <= now;
                 request.due = end;
@@ -983,8 +984,9 @@ mod tests {
         assert!(!open.state().overdue(at(600)).1);
         drop(patient);
         scene.say("+OK\r\n");
-        drop(timed(700, 701));
-        assert!(!open.has_unanswered() && !open.state().overdue(at(2_000)).1, "its caller left in time");
+        drop(timed(700, 800));
+        assert!(!open.has_unanswered() && !open.state().overdue(at(750)).1, "its caller left in time");
+        assert!(open.state().overdue(at(2_000)).1, "nobody waits, and nothing has come in since");
     }
 
     #[test]

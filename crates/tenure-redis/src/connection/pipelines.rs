@@ -99,7 +99,8 @@ struct Traffic {
     in_flight: usize,
     /// Requests with smaller numbers went to a connection that has since been killed.
     first: u64,
-    /// The last request that was given up. A reply to a later one proves that it is over.
+    /// The first number after the last request that was given up. Only a reply to a request that began then proves
+    /// that it is over: one that began before may have been sent before its last part.
     given_up: Option<u64>,
 }
 
@@ -383,7 +384,8 @@ impl Numbered {
     fn leave(&mut self, end: RequestEnd) {
         let Some(name) = self.name.take() else { return };
         let mut unanswered = self.pipelines.unanswered();
-        let Entry::Occupied(mut entry) = unanswered.by_name.entry(name) else { return };
+        let UnansweredByName { next, by_name, .. } = &mut *unanswered;
+        let Entry::Occupied(mut entry) = by_name.entry(name) else { return };
         let traffic = entry.get_mut();
         if self.number < traffic.first {
             return;
@@ -393,7 +395,7 @@ impl Numbered {
             RequestEnd::Settled => {
                 traffic.given_up = traffic.given_up.filter(|given_up| *given_up > self.number)
             }
-            RequestEnd::GivenUp => traffic.given_up = traffic.given_up.max(Some(self.number)),
+            RequestEnd::GivenUp => traffic.given_up = Some(*next),
             RequestEnd::Ignored => {}
         }
         if traffic.in_flight == 0 && traffic.given_up.is_none() {
@@ -486,6 +488,27 @@ mod tests {
             assert!(asked.is_none(), "no server is there");
             assert_eq!(pipelines.unanswered().by_name.len(), kept, "after a read: {only_reads}");
         }
+        ours.close();
+        driver.stop();
+    }
+
+    /// Such as an acquisition whose script leaves after its plain commands, and after the release of another task.
+    #[test]
+    fn a_reply_to_a_request_that_began_later_may_not_prove_that_an_earlier_one_is_over() {
+        let driver = Driver::start().expect("a thread");
+        let runtime = Arc::clone(&driver) as Arc<dyn Runtime>;
+        let target = Target::parse("redis://h").expect("a URL");
+        let connector = Arc::new(Connector::new(runtime, Arc::new(Silent), target));
+        let ours = Supervisor::new(Arc::clone(&connector));
+        let pipelines = Pipelines::new(connector, Arc::clone(&ours));
+        let name = LockName::new("x").expect("a name");
+        let begin = || pipelines.begin(&name, false, None).0;
+        let (acquisition, mut release) = (begin(), begin());
+        drop(acquisition);
+        release.settle();
+        assert_eq!(pipelines.unanswered().by_name.len(), 1, "the acquisition may be under way");
+        begin().settle();
+        assert_eq!(pipelines.unanswered().by_name.len(), 0, "it was overtaken by nothing");
         ours.close();
         driver.stop();
     }

@@ -227,7 +227,8 @@ impl Pairs {
             Ok(None) => Ok(PairOutcome::Said(Err("a reply to another release"))),
             Err(error) if delete.is_some() => {
                 // Any other error is of this key or moment, as of a lock that others wait for by now.
-                if error.code() == "NOPERM" || error.to_string().contains("unknown command") {
+                let text = error.to_string();
+                if error.code() == "NOPERM" && !text.contains(" key") || text.contains("unknown command") {
                     self.deletes_not.store(true, Ordering::Relaxed);
                 }
                 Ok(PairOutcome::NOT)
@@ -295,10 +296,19 @@ impl Pair {
             token: if let Reply::Int(token) = counted { token.try_into().ok() } else { None },
             is_own: matches!(got, Reply::Bulk(got) if got.strip_prefix(owner.as_bytes()) == Some(solo.as_bytes())),
             is_failed: errors.clone().next().is_some(),
-            is_refused: errors.clone().any(|error| error.starts_with(b"NOPERM ")),
+            is_refused: is_refused([set, got], false) || is_refused([counted], true),
             delete: asks.then(|| replies.value().as_ref().and_then(Delete::read)),
         }
     }
+}
+
+/// Whether the user may not run one of these commands, or, with `also_keys`, not on its key.
+fn is_refused<'a>(replies: impl IntoIterator<Item = Reply<'a>>, also_keys: bool) -> bool {
+    let is_of_key = |error: &[u8]| String::from_utf8_lossy(error).contains(" key");
+    replies.into_iter().any(|reply| match reply {
+        Reply::Error(error) => error.starts_with(b"NOPERM ") && (also_keys || !is_of_key(error)),
+        _ => false,
+    })
 }
 
 impl Recent {

@@ -544,14 +544,14 @@ if verb == 'acquire' and not number then
 elseif number and (verb == 'acquire' or verb == 'renew') then
   -- extend: no request ever shortens a lease. Renewals leave the lease of a waiter unchanged.
   local holds = tonumber(number) <= mark
-  local lives_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
-  local lives_until = lives_ms and math.max(math.floor(deadline), now + lives_ms)
-  if lives_ms and not holds then
+  local term_ms = holds and lease_ms or verb == 'acquire' and tonumber(ARGV[10])
+  local lives_until = term_ms and math.max(math.floor(deadline), now + term_ms)
+  if term_ms and not holds then
     lives_until = lives_until + (tonumber(ARGV[11]) or 0) / 4096
   end
-  if lives_ms and (holds and lives_until > deadline or not holds and lives_until ~= deadline) then
-    if call('PTTL', lock) < lives_ms then
-      call('PEXPIREAT', lock, now + lives_ms)
+  if term_ms and (holds and lives_until > deadline or not holds and lives_until ~= deadline) then
+    if call('PTTL', lock) < term_ms then
+      call('PEXPIREAT', lock, now + term_ms)
     else
       call('ZREM', lock, '')
     end

@@ -30,7 +30,7 @@ pub(crate) struct JobRun {
 pub struct JobMetrics {
     /// The job's name, without the prefix.
     pub name: String,
-    /// `running` (or its runner is dead), `done` or `failed`.
+    /// `begun` (it runs, or its runner is dead), `done` or `failed`.
     pub outcome: &'static str,
     /// When it began.
     pub begun: SystemTime,

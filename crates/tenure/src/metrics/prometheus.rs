@@ -38,20 +38,19 @@ const USES: [(&str, &str); 4] = [
 pub(super) type OfJob = fn(&JobMetrics) -> Option<f64>;
 
 /// Metrics of a job, by the end of the name.
-pub(super) const JOBS: [(&str, &str, OfJob); 5] = [
+pub(super) const JOBS: [(&str, &str, OfJob); 4] = [
     ("last_success_timestamp_seconds", "When a job last succeeded.", |job| Some(unix(job.succeeded?))),
     ("last_run_timestamp_seconds", "When the last run of a job began.", |job| Some(unix(job.begun))),
     ("last_duration_seconds", "How long the last run of a job took.", |job| {
         Some(job.ended?.duration_since(job.begun).ok()?.as_secs_f64())
     }),
-    ("running", "Whether a job runs.", |job| Some(f64::from(job.outcome == "running"))),
     ("overdue_seconds", "How long ago the window of a job began in which it has not run.", |job| {
         Some(job.overdue.as_secs_f64())
     }),
 ];
 
 /// Values of the label `outcome`.
-pub(super) const OUTCOMES: [&str; 3] = ["running", "done", "failed"];
+pub(super) const OUTCOMES: [&str; 3] = ["begun", "done", "failed"];
 
 type Took = fn(&LockMetrics) -> &Histogram;
 

@@ -131,7 +131,7 @@ pub(crate) async fn job(
 /// Reports a record that was read or written at this time of the store's clock as a metric.
 pub(super) fn report(record: &RecordHandle, run: &RunRecord, now_us: u64) {
     let outcome = match run.state {
-        RunState::Begun => "running",
+        RunState::Begun => "begun",
         RunState::Done => "done",
         RunState::Failed | RunState::Freed => "failed",
     };

@@ -253,6 +253,9 @@ impl OncePer {
             true => (Frees::Nothing, RunState::Failed, STAYS_CLOSED),
             false => (self.frees, RunState::Freed, ""),
         };
+        // A run by hand may have a period of its own; the job keeps its schedule.
+        let known = last.as_ref().filter(|_| self.again).map(|run| run.schedule.clone());
+        let schedule = known.filter(|schedule| !schedule.is_empty()).or_else(|| self.period.text());
         let mut run = RunRecord {
             state: RunState::Begun,
             from: window.from,
@@ -264,7 +267,7 @@ impl OncePer {
             code: None,
             succeeded: last.as_ref().map_or(0, |run| run.succeeded),
             why: why.to_owned(),
-            schedule: self.period.text().unwrap_or_default(),
+            schedule: schedule.unwrap_or_default(),
             earlier: last.map_or_else(Vec::new, RunRecord::history),
         };
         let keep = keep(&window);

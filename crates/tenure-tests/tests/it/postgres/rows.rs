@@ -11,7 +11,7 @@ use tenure::internals::Driver;
 use tenure::internals::planted::{Bug, plant};
 use tenure::internals::store::postgres::server;
 use tenure::internals::store::rows::{SoleChange, SoleVerb, StatementError};
-use tenure_testkit::servers::Postgres;
+use tenure_testkit::servers::{Postgres, eventually};
 
 use super::{SERVER, connect, locks, on, said, schema};
 use crate::common::change_of;
@@ -43,6 +43,66 @@ fn an_uncontended_mutex_takes_one_statement_each_way() {
         tokio::time::sleep(Duration::from_millis(1_500)).await;
         let count = transactions().await - before;
         assert!((2 * PAIRS..2 * PAIRS + 60).contains(&count), "{count} transactions for {PAIRS} pairs");
+    });
+}
+
+/// The table grows, and the server does not analyse it.
+#[test]
+fn plans_are_kept_for_a_second_and_suit_the_table_then() {
+    on(async {
+        let server = Postgres::start();
+        let schema = schema();
+        let locks = locks(&server.url(&schema), Duration::from_secs(15));
+        let pairs = async |count| {
+            for _ in 0..count {
+                locks
+                    .mutex("x")
+                    .expect("a name")
+                    .lock()
+                    .await
+                    .expect("a guard")
+                    .release()
+                    .await
+                    .expect("it was held");
+                locks
+                    .fair_mutex("y")
+                    .expect("a name")
+                    .lock()
+                    .await
+                    .expect("a guard")
+                    .release()
+                    .await
+                    .expect("it was held");
+            }
+        };
+        pairs(20).await;
+        let small = format!(
+            "ALTER TABLE {schema}.tenure_lock SET (autovacuum_enabled = off); ANALYZE {schema}.tenure_lock"
+        );
+        server.run(&small);
+        pairs(20).await;
+        let grows = "INSERT INTO SCHEMA.tenure_lock (name) SELECT 'other' || number FROM generate_series(1, 20000) AS number";
+        server.run(&grows.replace("SCHEMA", &schema));
+        server.run("ALTER SYSTEM SET log_planner_stats = on");
+        server.run("SELECT pg_reload_conf()");
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        pairs(100).await;
+        locks.list("y").expect("a prefix").next().await.expect("a list");
+        drop(locks);
+        // A connection reports its statistics when it ends.
+        let mut seen = String::new();
+        eventually("statistics", Duration::from_secs(30), || {
+            seen = server
+                .run("SELECT idx_scan + seq_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'tenure_lock'");
+            seen.split('|')
+                .next()
+                .and_then(|count| count.trim().parse::<u64>().ok())
+                .is_some_and(|count| count >= 400)
+        });
+        let read: u64 = seen.split('|').nth(1).and_then(|count| count.trim().parse().ok()).expect("a number");
+        assert!(read < 40_000, "rows were looked up by reading the whole table: {seen}");
+        let planned = server.log().matches("PLANNER STATISTICS").count();
+        assert!(planned < 200, "{planned} plans for 400 statements");
     });
 }
 

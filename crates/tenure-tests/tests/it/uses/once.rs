@@ -221,6 +221,8 @@ fn a_run_by_hand_leaves_the_window_closed() {
             let last = plain.last().await.expect("an answer").expect("it ran");
             assert_eq!((last.window, last.outcome), (done.window, Outcome::Done));
             assert!(last.succeeded > done.succeeded, "{name}");
+            let job = one.job("by hand").await.expect("an answer").expect("it ran");
+            assert_eq!(job.schedule.as_deref(), Period::every(LONG).text().as_deref(), "{name}");
 
             // An open window stays open if it fails.
             let by_hand = other.once_per("open", LONG).expect("a name").again(true);
