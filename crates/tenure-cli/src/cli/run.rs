@@ -75,8 +75,8 @@ pub(crate) struct Run {
 
     /// Stay in the foreground and run CMD in each window: the scheduler, on as many hosts as you like
     ///
-    /// A CMD that failed runs again 10s after its window began, and then after pauses that double up to 5m
-    /// or a tenth of the window. INT, TERM, HUP and QUIT end the wait for a window; while CMD runs they are
+    /// A CMD that failed, or that `tenure stop` ended, runs again 10s after its window began, and then after
+    /// pauses that double up to 5m or a tenth of the window. INT, TERM, HUP and QUIT end the wait for a window; while CMD runs they are
     /// passed on to it, and end the scheduler with it. An absent store is waited for.
     #[arg(long, requires = "window", conflicts_with = "again", help_heading = "Lock")]
     pub(crate) forever: bool,
@@ -94,8 +94,9 @@ pub(crate) struct Run {
     ///
     /// Any number of times. Each wait lasts as long as -w says, and without -w survives a minute
     /// without the store; with --once-per there is none. If the lock is busy at its end, or at once
-    /// with -n or --once-per, the exit code is 75. A signal that asked CMD to end ends the retries. With --once-per, CMD may also run
-    /// again in its window after a run that died or lost its lock, on any host.
+    /// with -n or --once-per, the exit code is 75. A signal that asked CMD to end ends the retries.
+    /// With --once-per, CMD may also run again in its window after a run that died or lost its lock,
+    /// on any host.
     #[arg(long, conflicts_with = "max_hold", help_heading = "Waiting")]
     pub(crate) retry_lost: bool,
 
