@@ -1,7 +1,7 @@
 // Builds the package in a folder: `node build.mjs FOLDER [PROFILE]`. Needs a Rust toolchain, and the packages of
 // package.json in FOLDER/node_modules, or above. CARGO_TARGET_DIR says where Cargo works, and TENURE_FEATURES adds stores.
 import { execFileSync } from "node:child_process";
-import { cpSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { appendFileSync, cpSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { dirname, join, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -55,6 +55,9 @@ writeFileSync(join(out, "ts/tsconfig.json"), readFileSync(join(here, "tsconfig.j
 execFileSync(process.execPath, [tsc, "--project", join(out, "ts"), ...options], { stdio: "inherit" });
 rmSync(join(out, "ts"), { recursive: true });
 
+// A default import that a compiler has turned into `require`.
+appendFileSync(join(out, "dist/index.js"), "exports.default = exports;\n");
+appendFileSync(join(out, "dist/index.d.ts"), 'import * as self from "./index.js";\nexport default self;\n');
 // One implementation for both systems of modules, so that a process has one engine.
 writeFileSync(join(out, "dist/index.mjs"), 'import tenure from "./index.js";\nexport * from "./index.js";\nexport default tenure;\n');
 writeFileSync(join(out, "dist/index.d.mts"), 'import * as tenure from "./index.js";\nexport * from "./index.js";\nexport default tenure;\n');

@@ -91,8 +91,7 @@ pub fn checked<T>(result: tenure::Result<T>) -> Result<T> {
 pub type Time = Either<f64, String>;
 
 /// Units of times, in milliseconds.
-const UNITS: [(&str, f64); 6] =
-    [("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3600e3), ("d", 86_400e3), ("w", 604_800e3)];
+const UNITS: [(&str, f64); 5] = [("ms", 1.0), ("s", 1e3), ("m", 60e3), ("h", 3600e3), ("d", 86_400e3)];
 
 pub fn duration(what: &str, time: &Time) -> Result<Duration> {
     let (millis, shown) = match time {

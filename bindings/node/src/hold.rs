@@ -48,6 +48,9 @@ impl Slot {
             "downgrade" => return Ok(held.downgrade().await?.into()),
             "upgrade" => return Ok(held.upgrade(time).await?.into()),
             "update" => return Ok(held.update(text).await?.into()),
+            "keep" if time.is_none() => {
+                return Err(Failure::new("invalid", "time: expected milliseconds or a text such as \"15s\""));
+            }
             "detach" | "keep" => held.check_single()?,
             _ => {}
         }

@@ -207,6 +207,11 @@ impl Store {
     }
 
     #[napi(getter)]
+    pub fn label(&self) -> Result<String> {
+        Ok(self.locks()?.options().label.clone())
+    }
+
+    #[napi(getter)]
     pub fn ttl(&self) -> Result<f64> {
         Ok(value::millis(self.locks()?.options().ttl))
     }

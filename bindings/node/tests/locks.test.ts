@@ -327,6 +327,37 @@ it("invalid_arguments_are_refused_at_once", async () => {
   await assert.rejects(tenure.connect("redis://127.0.0.1:1", { opTimeout: 200, patience: 200 }), code("unreachable"));
 });
 
+it("a_wait_without_a_valid_signal_or_limit_leaves_nothing", async () => {
+  const locks = await tenure.connect("memory:");
+  const wrong: any = { signal: new AbortController() };
+  await assert.rejects(locks.mutex("a").lock(wrong), code("invalid"));
+  await assert.rejects(locks.mutex("a").run(() => assert.fail("it runs"), wrong), code("invalid"));
+  assert.equal(await locks.inspect("a"), null);
+  const absent: any = { signal: null, waitMs: null };
+  const guard = await locks.mutex("a").lock(absent);
+  assert.equal(await locks.mutex("a").tryLock(absent), null);
+  await assert.rejects(guard.keepFor(undefined as any), code("invalid"));
+  assert.ok(guard.isHeld());
+  await guard.release();
+});
+
+it("errors_of_every_call_are_of_one_class", async () => {
+  const locks = await tenure.connect("memory:");
+  const isOurs = (error: unknown) => error instanceof tenure.TenureError && error.code === "invalid";
+  assert.throws(() => locks.reentrantMutex("a", { label: "a\nb" }), isOurs);
+  const cache = locks.cache("a", { ttl: 1000 });
+  await assert.rejects(cache.get("b", () => new tenure.Absent("1 hour")), isOurs);
+  // In the command, `1w` is a calendar week.
+  assert.throws(() => locks.oncePer("a", "1w"), isOurs);
+});
+
+it("the_owner_of_a_reentrant_mutex_has_the_label_of_its_store", async () => {
+  const locks = (await tenure.connect("memory:")).with({ label: "shop" });
+  await using guard = await locks.reentrantMutex("a").lock();
+  assert.equal((await locks.inspect("a"))?.holders[0]?.label, "shop");
+  assert.ok(guard.isHeld());
+});
+
 it("misspelt_options_are_refused", async () => {
   const locks = await tenure.connect("memory:");
   const misspelt: any = { timeout: 1000 };

@@ -238,8 +238,8 @@ describe("processes and threads", { concurrency: true }, () => {
   it("both_systems_of_modules_share_one_implementation", async () => {
     const source = `import { createRequire } from "node:module"; import { connect } from "tenure"; import tenure from "tenure";
       const required = createRequire(process.cwd() + "/")("tenure");
-      console.log(required.connect === connect, tenure.Guard === required.Guard);`;
-    assert.deepEqual(await new Program([process.execPath, "--input-type=module", "-e", source]).success(), ["true true"]);
+      console.log(required.connect === connect, tenure.Guard === required.Guard, required.default === required);`;
+    assert.deepEqual(await new Program([process.execPath, "--input-type=module", "-e", source]).success(), ["true true true"]);
   });
 });
 

@@ -112,7 +112,7 @@ function end(id: number, call: Call): void {
 async function reply(id: number, call: Call, what: string, fence: bigint | null): Promise<void> {
   try {
     const { bytes, ttl } = (await call.answer?.(what, fence)) ?? {};
-    channel.answer(id, bytes, ttl);
+    checked(() => channel.answer(id, bytes, ttl));
   } catch (error) {
     call.thrown = { error };
     channel.refuse(id);
@@ -121,7 +121,10 @@ async function reply(id: number, call: Call, what: string, fence: bigint | null)
 
 /** Starts a call of the addon, whose result arrives on the channel. */
 export function start<T>(begin: (id: number) => void, options: CallOptions = {}): Promise<T> {
-  const { signal, answer } = options;
+  const { answer } = options, signal = options.signal ?? undefined;
+  if (signal !== undefined && !(signal instanceof AbortSignal)) {
+    return Promise.reject(new TenureError("invalid", `signal: got ${String(signal)}, expected an AbortSignal`));
+  }
   if (signal?.aborted && !options.endsByAnswer) return Promise.reject(signal.reason);
   return new Promise<T>((resolve, reject) => {
     do last = (last + 1) >>> 0 || 1;

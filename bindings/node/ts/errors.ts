@@ -69,7 +69,7 @@ function nearest(to: string, names: readonly string[]): string {
 /** Reads options. Refuses unknown names, because a misspelt limit of a wait would be none. */
 export function optionsOf<T extends object>(given: T, names: readonly (keyof T & string)[]): T {
   if (typeof given !== "object" || given === null) throw new TenureError("invalid", `options: got ${String(given)}, expected an object`);
-  const all = Object.entries(given).filter(([, value]) => value !== undefined);
+  const all = Object.entries(given).filter(([, value]) => value !== undefined && value !== null);
   const unknown = all.find(([name]) => !(names as readonly string[]).includes(name))?.[0];
   if (unknown !== undefined) throw new TenureError("invalid", `option ${unknown}: expected one of ${names.join(", ")}; did you mean ${nearest(unknown, names)}?`);
   return Object.fromEntries(all) as T;

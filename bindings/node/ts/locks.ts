@@ -154,8 +154,8 @@ export class Locks {
 
   /** A lock with one owner at a time, who may hold it several times. The owner is this object, unless one is named. */
   reentrantMutex(name: string, { owner, ...options }: Options & { owner?: string } = {}): ReentrantMutex {
-    const by = owner ?? native.newOwner(options.label ?? "");
-    return new ReentrantMutex(configured(this.native, options), { kind: "reentrant", name, owner: by }, Guard);
+    const store = configured(this.native, options), by = owner ?? checked(() => native.newOwner(store.label));
+    return new ReentrantMutex(store, { kind: "reentrant", name, owner: by }, Guard);
   }
 
   /** A lock with many readers or one writer. */

@@ -184,6 +184,31 @@ def test_templates_are_checked_when_decorated(locks: tenure.Locks, name: str) ->
     assert locks.locked(name + ":{day[0]}:{day.__class__.__name__}")(report)("monday") == "monday"
 
 
+def test_a_guard_stands_anywhere_among_the_arguments(locks: tenure.Locks, name: str) -> None:
+    class Reports:
+        @locks.locked(name + ":{day}", guard="guard")
+        def one(self, guard: tenure.Guard, day: str, *more: str, hour: int = 0, **rest: int) -> tuple[object, ...]:
+            return guard.is_held(), day, more, hour, rest
+
+    one: Any = Reports().one
+    assert one("monday") == (True, "monday", (), 0, {})
+    assert one("monday", "early", hour=7, minute=5) == (True, "monday", ("early",), 7, {"minute": 5})
+    assert one(day="monday") == (True, "monday", (), 0, {})
+    for args, kwargs in (((), {}), (("monday",), {"guard": None, "day": "x"})):
+        with pytest.raises(TypeError):
+            one(*args, **kwargs)
+
+    def job(turn: tenure.Turn, day: str) -> str:
+        assert turn.is_held()
+        return day
+
+    once = locks.once_per(name, 3600)
+    with pytest.raises(TypeError):
+        once.run(job)
+    assert once.last() is None, "nothing has begun"
+    assert once.run(job, "monday").value == "monday"
+
+
 def test_fastapi_sees_no_guard_and_dependencies_hold(url: str, name: str) -> None:
     from fastapi import Depends, FastAPI
     from fastapi.testclient import TestClient

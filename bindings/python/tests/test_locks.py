@@ -248,6 +248,18 @@ def test_inspect_and_list_show_holders(locks: tenure.Locks, name: str) -> None:
     assert locks.inspect(name) is None and list(locks.list(name)) == []
 
 
+def test_the_owner_of_a_reentrant_mutex_has_its_label(locks: tenure.Locks, name: str) -> None:
+    shop = locks.configured(label="shop")
+    with shop.reentrant_mutex(name), shop.reentrant_mutex(name):
+        status = shop.inspect(name)
+        assert status is not None and status.holders[0].label == "shop"
+        # Another label is another owner.
+        assert locks.reentrant_mutex(name).try_lock() is None
+    with locks.reentrant_mutex(name, label="one") as guard:
+        status = locks.inspect(name)
+        assert status is not None and status.holders[0].label == "one" and status.holders[0].owner == guard.owner
+
+
 def test_metrics_count(locks: tenure.Locks, name: str) -> None:
     counted = locks.configured(prefix="metrics:", group_by=":")
     before = counted.metrics().total

@@ -31,6 +31,7 @@ const PING: Duration = Duration::from_millis(5_200);
 const PONG: Duration = Duration::from_secs(2);
 /// The end of a member's error while it knows no leader.
 pub(super) const NO_LEADER: &str = "no leader";
+pub(super) const IS_FULL: &str = "space exceeded";
 /// Maximum size of a reply: it bounds what a faulty server makes the client allocate. The longest replies are
 /// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB.
 const REPLY_MAX: usize = 4 << 20;
@@ -262,13 +263,15 @@ impl EtcdCluster {
                 "it has no users, and the URL names one: leave out USER:PASSWORD@, or enable authentication"
                     .into(),
             ),
-            Code::ResourceExhausted if said.contains("space exceeded") => refused(format!(
+            Code::ResourceExhausted if said.contains(IS_FULL) => refused(format!(
                 "{said}: compact and defragment it, and then disarm the alarm (etcdctl alarm disarm)"
             )),
             // No other server gives a shorter one.
             _ if Self::is_too_long(status) => {
                 Failure::Unknown(Failure::cause(format!("{address}: the reply exceeds {REPLY_MAX} bytes")))
             }
+            // A lease that has ended: the connection is fine.
+            Code::NotFound => Failure::Unknown(Failure::cause(format!("{address}: {said}"))),
             Code::Unimplemented => refused(format!("{said}: is this an etcd of 3.4 or newer?")),
             _ => {
                 self.leave(connection);

@@ -10,7 +10,7 @@ use futures_util::future::{BoxFuture, FutureExt};
 use futures_util::stream;
 use tonic::Streaming;
 
-use super::cluster::{EtcdCluster, EtcdConnection, NO_LEADER, streaming, unary};
+use super::cluster::{EtcdCluster, EtcdConnection, IS_FULL, NO_LEADER, streaming, unary};
 use super::wire::{
     Compare, CompareResult, CompareTarget, DeleteRangeRequest, Empty, KeyValue, LeaseGrantRequest,
     LeaseGrantResponse, LeaseId, LeaseKeepAliveResponse, OpRequest, OpResponse, PutRequest, RangeRequest,
@@ -131,8 +131,13 @@ impl EtcdCluster {
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
         let mut compare = vec![self.is_marker(session, Some(marker)), stands];
         compare.extend(change.moved_from.iter().map(|session| self.is_marker(*session, None)));
-        let failure = vec![read(key), read(self.marker(session))];
-        let mut done = self.txn(TxnRequest { compare, success, failure }).await?;
+        let failure = vec![read(key.clone()), read(self.marker(session))];
+        let mut done = match self.txn(TxnRequest { compare, success, failure }).await {
+            Err(failure) if failure.to_string().contains(IS_FULL) => {
+                return Err(self.if_unwritten(failure, key, change.seen.filter(|_| !is_kept)).await);
+            }
+            done => done?,
+        };
         if done.succeeded {
             let version = done.header.unwrap_or_default().revision as u64;
             let base = change.seen.map_or(version, |seen| seen.base);
@@ -147,6 +152,16 @@ impl EtcdCluster {
         let stored = found.next().flatten().map(stored).transpose()?;
         let marker = found.next().flatten().map(|marker| marker.mod_revision as u64);
         Ok(Committed::Conflict { stored, marker })
+    }
+
+    /// The failure of a write that a full server has refused. It carries out the one that fills it, and refuses it
+    /// all the same.
+    async fn if_unwritten(&self, failure: Failure, key: Vec<u8>, seen: Option<Stamp>) -> Failure {
+        let version = |stamp: Stamp| stamp.version;
+        match self.clone().read(key).await {
+            Ok(stands) if stands.as_ref().map(|stored| version(stored.stamp)) == seen.map(version) => failure,
+            _ => Failure::Unknown(Failure::cause(failure.to_string())),
+        }
     }
 
     async fn read(self, key: Vec<u8>) -> Result<Option<Stored>, Failure> {
@@ -282,6 +297,7 @@ impl EtcdCluster {
             created += usize::from(watched.created);
             watching.events.extend(watched.events);
         }
+        watching.events.reverse();
         Ok(Box::new(watching))
     }
 

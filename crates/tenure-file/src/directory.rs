@@ -183,8 +183,8 @@ impl Directory {
 
     /// The guard, opened once more for [`HeldGuard::wait`].
     pub(super) fn guard_to_wait_for(&self) -> Option<HeldGuard> {
-        // `enter` finds out if another file stands there by now. Read-only, because closing a file that was open for writing notifies every process that watches the
-        // directory.
+        // `enter` finds out if another file stands there by now. Read-only, because closing a file that was open for
+        // writing notifies every process that watches the directory.
         rustix::fs::open(self.by_descriptor(GUARD), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
             .ok()
             .map(|guard| HeldGuard(UninheritedFile::new(guard)))

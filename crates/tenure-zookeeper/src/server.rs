@@ -225,7 +225,8 @@ impl Ensemble {
         loop {
             let (steps, record_step) = commit.all();
             let (first_victim, request) = (steps.len() - commit.victims.len(), multi(&steps));
-            if request.len() > LONGEST {
+            // Its number is sent before it.
+            if request.len() + size_of::<u32>() > LONGEST {
                 return Err(Failure::Refused(Failure::cause(format!(
                     "this lock is {} bytes to write, its name included, and ZooKeeper accepts {LONGEST} \
                      (jute.maxbuffer): use a shorter name or fewer waiters",

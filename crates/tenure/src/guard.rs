@@ -409,7 +409,12 @@ impl Guard {
 
     /// Makes a writer or an upgradeable reader a reader.
     pub(crate) async fn downgrade(&self) -> Result<()> {
-        self.set_lease(None, Some(QueueSpec::READER.weight)).await
+        let before = self.lease().set_weakening(true);
+        let done = self.set_lease(None, Some(QueueSpec::READER.weight)).await;
+        if done.as_ref().is_err_and(|error| !error.is_unknown()) {
+            self.lease().set_weakening(before);
+        }
+        done
     }
 
     /// Whether this is an upgradeable reader.

@@ -167,7 +167,9 @@ impl UpgradeableGuard {
     /// Dropping the future drops the guard with it and releases the lock.
     ///
     /// # Errors
-    /// As [`Guard::renew`]. The error contains the guard, which is unchanged.
+    /// As [`Guard::renew`]. The error contains the guard, which is unchanged. After
+    /// [`is_unknown`](Error::is_unknown) the store may have it as an ordinary reader: downgrade again, or release.
+    /// An upgrade then fails with `is_unknown`.
     pub async fn downgrade(self) -> Result<ReadGuard, UpgradeError> {
         match self.0.downgrade().await {
             Ok(()) => Ok(ReadGuard(self.0)),

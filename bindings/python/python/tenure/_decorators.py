@@ -107,8 +107,8 @@ class _Locked:
         return self._or_busy(lock, await (lock.alock() if self.by.is_patient else lock.atry_lock(self.by.timeout)))
 
     def call(self, held: Guard, args: Any, kwargs: Any) -> Any:
-        given = kwargs if self.by.guard is None else {**kwargs, self.by.guard: held}
-        return self.function(*args, **given)
+        inserted = self.template.inserted
+        return self.function(*args, **kwargs) if inserted is None else inserted.bound(args, kwargs)(held)
 
 
 def _plain(of: _Locked) -> Callable[..., Any]:

@@ -109,6 +109,34 @@ def takes(function: Any, argument: str, given: Mapping[str, Any]) -> bool:
     return parameter is not None and parameter.kind is not parameter.POSITIONAL_ONLY and argument not in given
 
 
+class Inserted:
+    """A function with an argument that callers do not give, wherever it stands among the others."""
+
+    def __init__(self, function: Callable[..., Any], argument: str) -> None:
+        self._function = function
+        self._argument = argument
+        self._signature = inspect.signature(function)
+        parameters = self._signature.parameters.values()
+        self.visible = self._signature.replace(parameters=[one for one in parameters if one.name != argument])
+
+    def bound(self, args: Any, kwargs: Any) -> Callable[[Any], Any]:
+        """A call with these arguments, which takes the other one. Raises a TypeError if they do not fit."""
+        given = self.visible.bind(*args, **kwargs).arguments
+
+        def call(value: Any) -> Any:
+            every = inspect.BoundArguments(self._signature, {**given, self._argument: value})  # type: ignore[arg-type]
+            return self._function(*every.args, **every.kwargs)
+
+        return call
+
+
+def with_turn(job: Callable[..., Any], args: Any, kwargs: Any) -> Callable[[Any], Any]:
+    """A call of a job, which takes the `Turn` if it has a parameter of that name."""
+    if takes(job, "turn", kwargs):
+        return Inserted(job, "turn").bound(args, kwargs)
+    return lambda _: job(*args, **kwargs)
+
+
 def text_of(error: BaseException) -> str:
     """An exception as valid Unicode."""
     try:
@@ -134,6 +162,8 @@ class Template:
         if guard is not None and guard not in parameters:
             known = ", ".join(parameters)
             raise InvalidError(f"guard: got {guard!r}, expected an argument of {shown(function)}: {known}")
+        self.inserted = None if guard is None else Inserted(function, guard)
+        self._visible = self._signature if self.inserted is None else self.inserted.visible
         try:
             fields = [field for _, field, _, _ in Formatter().parse(name) if field is not None]
         except ValueError as error:
@@ -148,8 +178,7 @@ class Template:
 
     def filled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """The name for a call."""
-        given = kwargs if self._guard is None else {**kwargs, self._guard: None}
-        bound = self._signature.bind(*args, **given)
+        bound = self._visible.bind(*args, **kwargs)
         bound.apply_defaults()
         return self._name.format_map(bound.arguments)
 
@@ -157,7 +186,6 @@ class Template:
         """Takes the argument for the guard out of the signature of the decorated function, so that a framework
         does not ask the caller for it."""
         if self._guard is not None:
-            parameters = [one for name, one in self._signature.parameters.items() if name != self._guard]
-            wrapper.__signature__ = self._signature.replace(parameters=parameters)
+            wrapper.__signature__ = self._visible
             hints = getattr(wrapper, "__annotations__", {})
             wrapper.__annotations__ = {name: hint for name, hint in hints.items() if name != self._guard}

@@ -277,7 +277,8 @@ class Locks:
         **options: Unpack[Options],
     ) -> ReentrantMutex:
         """A lock with one owner at a time, who may hold it several times. The owner is the task or greenlet that
-        calls a method, or else the thread, unless `owner` names another. Other arguments as for `mutex`.
+        calls a method, or else the thread, with this label, unless `owner` names another. Other arguments as for
+        `mutex`.
 
         >>> import tenure
         >>> tree = tenure.connect("memory:").reentrant_mutex("tree")
@@ -873,21 +874,18 @@ class _Owners(_local):
 
     def __init__(self) -> None:
         self.generation = _fork.generation
-        self.thread: Optional[str] = None
-        self.tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self.thread: dict[str, str] = {}
+        self.tasks: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
 
-    def current(self) -> str:
+    def current(self, label: str) -> str:
+        """The one with this label."""
         if self.generation != _fork.generation:
             self.__init__()  # type: ignore[misc]
         running = _wait.current()
-        if isinstance(running, int):
-            if self.thread is None:
-                self.thread = _native.new_owner("")
-            return self.thread
-        owner = self.tasks.get(running)
-        if owner is None:
-            owner = self.tasks[running] = _native.new_owner("")
-        return owner
+        owners = self.thread if isinstance(running, int) else self.tasks.setdefault(running, {})
+        if label not in owners:
+            owners[label] = _native.new_owner(label)
+        return owners[label]
 
 
 _owners = _Owners()
@@ -911,7 +909,7 @@ class ReentrantMutex(Lock[Guard]):
     @property
     def owner(self) -> str:
         """The owner of acquisitions here."""
-        return self._owner or _owners.current()
+        return self._owner or _owners.current(self._locks._options.get("label") or "")
 
     def _opened(self) -> _native.Lock:
         return self._locks._opened().reentrant_mutex(self.name, self.owner)

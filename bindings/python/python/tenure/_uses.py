@@ -164,25 +164,23 @@ class OncePer:
         True
         """
         _functions.blocking("a job", job, "arun")
-        takes_turn = _functions.takes(job, "turn", kwargs)
+        call = _functions.with_turn(job, args, kwargs)
         turn = self.try_begin()
         if turn is None:
             return Run(False)
         with turn:
-            given = {**kwargs, "turn": turn} if takes_turn else kwargs
-            return Run(True, _functions.finished(job, job(*args, **given)))
+            return Run(True, _functions.finished(job, call(turn)))
 
     async def arun(self, job: Callable[..., Awaitable[T]], *args: Any, **kwargs: Any) -> Run[T]:
         """Like `run`, in an event loop, for an async function. It is cancelled if the lock is lost."""
         _functions.awaitable("a job", job, "run")
-        takes_turn = _functions.takes(job, "turn", kwargs)
+        call = _functions.with_turn(job, args, kwargs)
         turn = await self.atry_begin()
         if turn is None:
             return Run(False)
         async with turn:
             with turn.cancel_on_loss():
-                given = {**kwargs, "turn": turn} if takes_turn else kwargs
-                value = await _functions.coroutine(job, job(*args, **given))
+                value = await _functions.coroutine(job, call(turn))
                 return Run(True, _functions.finished(job, value))
 
     def last(self) -> Optional[LastRun]:

@@ -284,7 +284,12 @@ impl DirectoryWorker {
                     let due = first_due(&self.queue).unwrap_or_default();
                     match self.waiting.take() {
                         Some(mut guard) => match self.wait(&mut guard, due).await {
-                            Waited::Guard(taken) => locked = taken,
+                            Waited::Guard(Some(taken)) => locked = Some(taken),
+                            // The file system cannot wait, as NFS cannot with a file that is open for reading.
+                            Waited::Guard(None) => {
+                                self.pause(attempts).await;
+                                self.expire(false, false);
+                            }
                             Waited::Job(job) => {
                                 self.take_in(job);
                                 self.waiting = Some(guard);

@@ -193,6 +193,40 @@ async fn a_slow_store_answers_late_or_leaves_the_outcome_unknown() -> Result<()>
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_function_that_panics_at_a_renewal_costs_no_hold() -> Result<()> {
+    let (locks, control) = store();
+    let (one, other) = (locks.mutex("x")?.lock().await?, locks.mutex("y")?.lock().await?);
+    let told = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counted = std::sync::Arc::clone(&told);
+    one.on_renewal(move |_| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        panic!("a fault of the program");
+    });
+    control.advance(120 * S).await;
+    assert!(one.is_held() && other.is_held());
+    assert_eq!(told.load(std::sync::atomic::Ordering::Relaxed), 1, "it is not called again");
+    Ok(())
+}
+
+/// The downgrade is carried out, and its answer is lost.
+#[tokio::test(start_paused = true)]
+async fn a_reader_that_may_be_an_ordinary_one_does_not_become_the_writer_beside_others() -> Result<()> {
+    let (locks, control) = store();
+    let lock = locks.rwlock("x")?;
+    let guard = lock.upgradeable_read().await?;
+    control.slow(5 * S);
+    let failed = guard.downgrade().await.expect_err("no answer in time");
+    assert!(failed.error.is_unknown(), "{}", failed.error);
+    control.slow(Duration::ZERO);
+    let other = control.elsewhere().rwlock("x")?.upgradeable_read().await?;
+    let failed = failed.guard.upgrade().await.expect_err("it is an ordinary reader");
+    assert!(failed.error.is_unknown(), "{}", failed.error);
+    let reader = failed.guard.downgrade().await.expect("a reader stays one");
+    assert!(other.try_upgrade().await.expect("an answer").is_err(), "the reader is beside it");
+    reader.release().await
+}
+
+#[tokio::test(start_paused = true)]
 async fn requests_have_their_name_verb_answer_and_time() -> Result<()> {
     let (locks, control) = store();
     let locks = locks.with(|options| options.prefix("app:"))?;

@@ -255,6 +255,10 @@ impl Course {
                 // queue.
                 Some(WaitOutcome::Held(_) | WaitOutcome::Gone) => {}
             }
+            // As after a suspend of the machine.
+            if self.limit.is_some_and(|limit| at >= limit) {
+                return Ok(None);
+            }
             self.restart();
             (self.attempt, self.heard_at, self.busy_at) = (0, at, None);
             asked = self.request().await;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
@@ -62,6 +63,8 @@ pub(super) struct LeaseState {
     detaches: bool,
     /// A request that ends it was sent, other than a release.
     ends: bool,
+    /// A request to make it an ordinary reader was sent, and may have been carried out.
+    weakens: bool,
     listeners: Vec<(u64, Waker)>,
     next_listener: u64,
     on_renewal: Option<OnRenewal>,
@@ -185,8 +188,12 @@ impl Lease {
     fn tell_renewal(&self) {
         // Called outside the lock, because it may do anything.
         let on_renewal = self.state().on_renewal.clone();
-        if let Some(on_renewal) = on_renewal {
-            on_renewal(self.lost_at());
+        if let Some(on_renewal) = on_renewal
+            && catch_unwind(AssertUnwindSafe(|| on_renewal(self.lost_at()))).is_err()
+        {
+            // It must not cost the other holds their renewals, and is not called again.
+            let panicked = self.state().on_renewal.take();
+            drop(panicked);
         }
     }
 
@@ -271,6 +278,17 @@ impl Lease {
     /// Whether the store may count it as detached. Only the reentrant kind counts holds.
     pub(super) fn may_be_detached(&self) -> bool {
         self.spec == LockSpec::Reentrant && self.root().state().detaches
+    }
+
+    /// Records whether a request that makes it an ordinary reader may have been carried out; returns what was
+    /// recorded before.
+    pub(crate) fn set_weakening(&self, weakens: bool) -> bool {
+        std::mem::replace(&mut self.state().weakens, weakens)
+    }
+
+    /// Whether the store may have it as an ordinary reader, who cannot be upgraded.
+    pub(super) fn may_be_reader(&self) -> bool {
+        self.state().weakens
     }
 
     /// Records that a request that ends it beside a record is about to be sent.
@@ -401,6 +419,7 @@ impl LeaseState {
             hearing,
             detaches: false,
             ends: false,
+            weakens: false,
             listeners: Vec::new(),
             next_listener: 0,
             on_renewal: None,

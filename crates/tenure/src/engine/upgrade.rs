@@ -28,6 +28,12 @@ enum WeightShare {
 
 /// Waits until this hold is the writer's. At the limit, returns false and the hold remains a reader's.
 pub(crate) async fn upgrade(engine: &Arc<Engine>, lease: &Arc<Lease>, limit: Option<Moment>) -> Result<bool> {
+    if lease.may_be_reader() {
+        // The store would answer that it is held, by a reader beside others.
+        let what = "it may be an ordinary reader since a downgrade without an answer: downgrade it again, or release it";
+        let failure = Failure::Unknown(Failure::cause(what));
+        return Err(Error::failed(Some(&lease.name), engine.store.url(), failure));
+    }
     let mut lost = Lost::new(engine, lease);
     let mut subscription = Subscription::Idle;
     // `may_grow`: the store may have given it the writer's weight.
