@@ -57,7 +57,7 @@ rmSync(join(out, "ts"), { recursive: true });
 
 // A default import that a compiler has turned into `require`.
 appendFileSync(join(out, "dist/index.js"), "exports.default = exports;\n");
-appendFileSync(join(out, "dist/index.d.ts"), 'import * as self from "./index.js";\nexport default self;\n');
+appendFileSync(join(out, "dist/index.d.ts"), 'declare const self: typeof import("./index.js");\nexport default self;\n');
 // One implementation for both systems of modules, so that a process has one engine.
 writeFileSync(join(out, "dist/index.mjs"), 'import tenure from "./index.js";\nexport * from "./index.js";\nexport default tenure;\n');
 writeFileSync(join(out, "dist/index.d.mts"), 'import * as tenure from "./index.js";\nexport * from "./index.js";\nexport default tenure;\n');

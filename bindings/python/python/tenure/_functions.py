@@ -124,7 +124,7 @@ class Inserted:
         given = self.visible.bind(*args, **kwargs).arguments
 
         def call(value: Any) -> Any:
-            every = inspect.BoundArguments(self._signature, {**given, self._argument: value})  # type: ignore[arg-type]
+            every = inspect.BoundArguments(self._signature, {**given, self._argument: value})
             return self._function(*every.args, **every.kwargs)
 
         return call
