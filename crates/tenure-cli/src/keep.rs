@@ -3,6 +3,7 @@
 
 use std::env::ArgsOs;
 use std::fs::File;
+use std::future::poll_fn;
 use std::io::{self, Write};
 use std::pin::pin;
 use std::thread;
@@ -11,15 +12,17 @@ use std::time::Duration;
 use clap::Parser;
 use futures_util::future::{Either, pending, select};
 use rustix::io::Errno;
-use rustix::process::{Pid, setsid};
+use rustix::process::{Pid, Signal, setsid};
 use tenure::{Guard, Locks, Owner};
 use tokio::sync::oneshot;
 
+use crate::asked::with_runtime;
 use crate::cli::Store;
 use crate::descriptor;
 use crate::duration::duration;
 use crate::exit::{Failure, LOST, USAGE};
 use crate::platform::Handle;
+use crate::signals::{FORWARDED, Signals, block};
 use crate::store::{self, Guarantees};
 
 #[derive(Parser)]
@@ -38,12 +41,20 @@ struct Keep {
     name: String,
 }
 
+/// Signals upon which it releases the lock, unless the end of a script does that.
+const ENDS: [Signal; 3] = [Signal::INT, Signal::TERM, Signal::QUIT];
+
 /// The stage that keeps the lock. The first line of its output reports success, or the exit code and the reason.
 pub(crate) fn stage(args: ArgsOs) -> Option<u8> {
     let args = &Keep::try_parse_from(args).ok()?;
     // Detach from the terminal and from the script's process group.
     let _ = setsid();
-    Some(match last(args).and_then(|last| tenure::block_on(until_over(args, last))) {
+    // A service manager sends them to every process of a unit, and the script may work on.
+    block(match args.while_pid.is_some() || args.fd.is_some() {
+        true => &FORWARDED,
+        false => &[Signal::HUP, Signal::USR1, Signal::USR2],
+    });
+    Some(match last(args).and_then(|last| with_runtime(async |_| until_over(args, last).await)) {
         Ok(()) => 0,
         Err(Failure { code, message }) => {
             let _ = writeln!(io::stdout(), "{code} {message}");
@@ -67,6 +78,7 @@ fn last(args: &Keep) -> Result<Option<Last>, Failure> {
 }
 
 async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
+    let mut signals = Signals::catch(&ENDS)?;
     let locks = store::open(&args.store, Guarantees::default(), |options| options.ttl(args.ttl))?;
     let owner: Owner = args.owner.parse()?;
     let Some(guard) = locks.resume(&args.name, &owner).await? else {
@@ -75,18 +87,20 @@ async fn until_over(args: &Keep, last: Option<Last>) -> Result<(), Failure> {
     // The script that waits for the output continues.
     let mut out = io::stdout();
     let _ = out.write_all(b"kept\n").and_then(|()| out.flush());
-    if !is_over(last, &locks, &guard).await {
+    if !is_over(last, &locks, &guard, &mut signals).await {
         let _ = guard.release().await;
     }
     Ok(())
 }
 
-/// Waits until the lock was released or lost (`true`), or what it was kept for ends or `tenure stop` asks for
-/// its release.
-async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard) -> bool {
+/// Waits until the lock was released or lost (`true`), or what it was kept for ends, or `tenure stop` or a signal asks
+/// for its release.
+async fn is_over(last: Option<Last>, locks: &Locks, guard: &Guard, signals: &mut Signals) -> bool {
     let stopped = pin!(async {
-        if locks.stop_requested(guard).await.is_err() {
-            pending().await
+        let asked = pin!(locks.stop_requested(guard));
+        match select(asked, poll_fn(|context| signals.poll(context))).await {
+            Either::Left((Err(_), signal)) => drop(signal.await),
+            Either::Left(_) | Either::Right(_) => {}
         }
     });
     let ended = pin!(async {

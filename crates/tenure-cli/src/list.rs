@@ -103,8 +103,9 @@ fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<bool, Failu
     output::print_while_read(format_args!("{ERASE}{text}"))
 }
 
-/// The tokens of all that is held, by name and, for a job or an election, its kind.
-type Tokens = BTreeMap<(String, Option<&'static str>), Vec<u64>>;
+/// The tokens and owners of all that is held, by name and, for a job or an election, its kind. The store may not have
+/// a token.
+type Tokens = BTreeMap<(String, Option<&'static str>), Vec<(u64, String)>>;
 
 /// Prints a line for each lock whose holders changed, and for each that became free.
 fn tell_changes(
@@ -120,7 +121,7 @@ fn tell_changes(
             return output::print_while_read("");
         }
     };
-    let tokens = |row: &Row| row.holders.iter().map(|holder| holder.token).collect();
+    let tokens = |row: &Row| row.holders.iter().map(|holder| (holder.token, holder.owner.clone())).collect();
     let key = |row: &Row| (row.name.clone(), uses::of_row(row));
     let now: Tokens = found.iter().map(|found| (key(&found.row), tokens(&found.row))).collect();
     let before = std::mem::replace(held, now);

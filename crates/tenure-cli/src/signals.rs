@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::task::{Context, Poll};
 
+use nix::sys::signal::SigSet;
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
@@ -58,6 +59,12 @@ impl Signals {
         })
         .await
     }
+}
+
+/// Keeps these signals from this process. To be called before it has other threads.
+pub(crate) fn block(which: &[Signal]) {
+    let known = which.iter().filter_map(|signal| nix::sys::signal::Signal::try_from(signal.as_raw()).ok());
+    let _ = known.collect::<SigSet>().thread_block();
 }
 
 /// Catches a signal, even if it was ignored.

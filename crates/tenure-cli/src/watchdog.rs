@@ -29,6 +29,7 @@ use crate::deadline::Deadline;
 use crate::platform::{Alarm, Woken};
 use crate::process_group::ProcessGroup;
 use crate::reaper::Claim;
+use crate::signals::{FORWARDED, block};
 use crate::{clock, descriptor, launch};
 
 /// The watchdog's instructions.
@@ -129,8 +130,10 @@ impl Brief {
 /// The stage: ends the command when the timer on its standard output expires, or when its standard input is
 /// closed.
 pub(crate) fn stage() -> Option<u8> {
-    // Keys and signals for this program's group must not reach it.
+    // Keys and signals for this program's group must not reach it, nor those that a service manager sends to every
+    // process of a unit.
     let _ = setsid();
+    block(&FORWARDED);
     // It may outlive its program by a moment, and must not keep a script's descriptors open.
     descriptor::close_inherited(None);
     let mut told = Vec::new();

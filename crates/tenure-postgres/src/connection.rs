@@ -158,9 +158,9 @@ impl PrimaryConnector {
                 try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
             }
         };
-        let (runtime, planned_at) = (Arc::clone(&self.runtime), Locked::default());
+        let (runtime, plan_times) = (Arc::clone(&self.runtime), Locked::default());
         let session =
-            PostgresSession { client, statements, prepared, heard, label, channel, runtime, planned_at };
+            PostgresSession { client, statements, prepared, heard, label, channel, runtime, plan_times };
         let session = Arc::new(session);
         Ok(OpenConnection { session, messages, over, hangup })
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, OptionFuture, join};
+use futures_util::future::{FutureExt, join};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Client, Statement};
 
@@ -34,12 +34,31 @@ pub(super) struct PostgresSession {
     /// The NOTIFY channel of this table's locks.
     pub(super) channel: String,
     pub(super) runtime: Arc<dyn Runtime>,
-    /// When the plans were last discarded.
-    pub(super) planned_at: Locked<Moment>,
+    pub(super) plan_times: Locked<PlanTimes>,
 }
 
-/// How long a plan is used: one for a small table may read all of it, also once it has grown.
+/// How long a plan is kept: one for a small table may read all of it, also once it has grown.
 const REPLAN: Duration = Duration::from_secs(1);
+
+/// Statements within [`REPLAN`] from which on plans are kept.
+const BUSY: u32 = 8;
+
+/// When the plans were last discarded, and the statements since a time.
+#[derive(Default)]
+pub(super) struct PlanTimes {
+    discarded: Moment,
+    since: Moment,
+    statements: u32,
+}
+
+/// The plan of a statement.
+enum PlanChoice {
+    Kept,
+    /// The plans are discarded ahead of it.
+    New,
+    /// For it alone, which takes no more statements than a kept one.
+    Single,
+}
 
 impl PostgresSession {
     /// Sends a statement and waits for its rows.
@@ -48,12 +67,14 @@ impl PostgresSession {
         which: Which,
         arguments: &[&(dyn ToSql + Sync)],
     ) -> Result<Vec<tokio_postgres::Row>, StatementError> {
-        let rows = match self.prepared.get(which as usize) {
-            Some(statement) => {
-                let discards = self.must_replan().then(|| self.client.batch_execute("DISCARD PLANS"));
-                join(OptionFuture::from(discards), self.client.query(statement, arguments)).await.1
+        let prepared = self.prepared.get(which as usize).map(|statement| (statement, self.plan()));
+        let rows = match prepared {
+            Some((statement, PlanChoice::Kept)) => self.client.query(statement, arguments).await,
+            Some((statement, PlanChoice::New)) => {
+                let discards = self.client.batch_execute("DISCARD PLANS");
+                join(discards, self.client.query(statement, arguments)).await.1
             }
-            None => {
+            Some((_, PlanChoice::Single)) | None => {
                 let typed = arguments.iter().zip(which.types());
                 let typed: Vec<_> = typed.map(|(argument, kind)| (*argument, kind.clone())).collect();
                 self.client.query_typed(&self.statements[which as usize], &typed).await
@@ -62,14 +83,20 @@ impl PostgresSession {
         rows.map_err(|error| failed(error, which))
     }
 
-    /// Whether to discard the plans ahead of the next statement.
-    fn must_replan(&self) -> bool {
-        let (now, mut planned_at) = (self.runtime.now(), self.planned_at.lock());
-        let is_due = now.since(*planned_at) >= REPLAN;
-        if is_due {
-            *planned_at = now;
+    fn plan(&self) -> PlanChoice {
+        let (now, mut times) = (self.runtime.now(), self.plan_times.lock());
+        if now.since(times.since) >= REPLAN {
+            (times.since, times.statements) = (now, 0);
         }
-        is_due
+        times.statements += 1;
+        match now.since(times.discarded) >= REPLAN {
+            false => PlanChoice::Kept,
+            true if times.statements < BUSY => PlanChoice::Single,
+            true => {
+                times.discarded = now;
+                PlanChoice::New
+            }
+        }
     }
 
     /// Runs a query that returns pairs of texts, for a diagnosis.

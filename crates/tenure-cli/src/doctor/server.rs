@@ -240,6 +240,11 @@ impl Server {
                 format!("set acks={count} in the URL of every client"),
             );
         }
+        if count > 0 && acks == 0 && setup.restart_grace.is_none() {
+            let what = "a failover loses the last grants, and another client may get a lock that is held: acks and \
+                        restart-grace in the URL of every client prevent that, at a price";
+            report.note("replicas", &self.at, what);
+        }
         // With a single replica, the new master would refuse writes until the old one is back.
         let and_then = if count == 1 { "start a second replica, then " } else { "" };
         let least = self.setting("replicas", "min-replicas-to-write", report).await?;

@@ -158,6 +158,27 @@ fn a_keeper_that_is_killed_frees_the_lock_of_a_directory_at_once() {
     env.verb("verify", &["x", "--owner", &owner]).exits_with(79);
 }
 
+/// As a service manager does, which sends it to every process of a unit.
+#[test]
+fn a_keeper_that_is_asked_to_end_releases_and_one_of_a_script_lasts_as_long_as_that() {
+    let env = TestEnv::new();
+    let owner = env.acquire(&["--hold", "--ttl", "1h", "x"]);
+    kill_process(env.renewing(&owner), Signal::TERM).unwrap();
+    env.tenure_run(["-w", "20", "x", "--", "true"]).exits_with(0);
+    let script = env.start_script(&[], "other", "READY; exec sleep 60");
+    let pid = env.pid("up").as_raw_nonzero().to_string();
+    let owner = env.acquire(&["--hold", "--while-pid", &pid, "--ttl", "1h", "x"]);
+    let keeper = env.renewing(&owner);
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::USR1] {
+        kill_process(keeper, signal).unwrap();
+    }
+    env.verb("verify", &["x", "--owner", &owner]).exits_with(0);
+    script.signal(Signal::TERM);
+    script.wait();
+    env.tenure_run(["-w", "20", "x", "--", "true"]).exits_with(0);
+    until_gone(keeper);
+}
+
 #[test]
 fn a_forced_release_of_an_owner_ends_no_other_hold() {
     let env = TestEnv::new();

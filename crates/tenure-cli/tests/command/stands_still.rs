@@ -176,6 +176,25 @@ fn nothing_is_killed_while_one_of_both_stands_still_at_a_time() {
     running.wait().exits_with(3).says_nothing();
 }
 
+/// A service manager sends a signal to every process of a unit, and the wrapper is then killed.
+#[test]
+fn a_watchdog_outlives_the_signals_of_a_unit() {
+    let env = TestEnv::new();
+    let script = "trap 'echo usr1 > told' USR1; READY; while :; do sleep 0.01; done";
+    let running = start(&env, &["run", "--ttl", "5s"], script);
+    let watchdog = watchdog_of(&running);
+    for signal in [Signal::USR1, Signal::HUP, Signal::TERM] {
+        kill_process(watchdog, signal).expect("it runs");
+    }
+    let command = env.pid("up");
+    running.signal(Signal::KILL);
+    running.wait();
+    eventually("its command is killed", Duration::from_secs(20), || {
+        kill_process(command, Signal::CONT).is_err()
+    });
+    env.tenure_run(["-w", "20", "x", "--", "true"]).exits_with(0);
+}
+
 /// The wrapper, its watchdog and its command are stopped past the lease, and then resumed.
 fn stand_still_together(freeze: impl FnOnce(&[Pid]), thaw: impl FnOnce(&[Pid])) {
     let env = TestEnv::new();

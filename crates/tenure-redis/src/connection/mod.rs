@@ -508,8 +508,8 @@ fn accepted(said: Result<Value, Failure>) -> Result<(), Failure> {
     }
 }
 
-/// Reads `run_id:…` and `uptime_in_seconds:…`, one field per line. The uptime is in whole seconds rounded
-/// down, so a lower bound.
+/// Reads `run_id:…` and `uptime_in_seconds:…`, one field per line. The uptime is the difference of two times in whole
+/// seconds, so it may be up to a second too long.
 fn life(server: &Value, at: Moment) -> Incarnation {
     let field = |name: &str| {
         let fields = prose(server)?.lines().filter_map(|line| line.split_once(':'));
@@ -519,6 +519,7 @@ fn life(server: &Value, at: Moment) -> Incarnation {
     match (field("run_id"), up) {
         // Measured by the server's wall clock, which may have been set back: negative values count as 0.
         (Some(id), Some(up)) => {
+            let up = up.saturating_sub(1);
             Incarnation::Since { id: id.into(), up: Duration::from_secs(up.max(0) as u64), at }
         }
         _ => Incarnation::Unknown,
@@ -551,5 +552,18 @@ mod tests {
             assert_eq!((peer.id, &*peer.addr), (7, addr));
         }
         assert!(Peer::read(&Value::BulkString("no id".into())).is_none());
+    }
+
+    /// A server that started at 10.95 s says at 12.00 s that it has been up for 2 s.
+    #[test]
+    fn an_uptime_in_whole_seconds_counts_as_one_less() {
+        for (said, least) in [(2, 1), (1, 0), (0, 0), (-5, 0)] {
+            let info = format!("# Server\r\nrun_id:a\r\nuptime_in_seconds:{said}\r\n");
+            let life = life(&Value::BulkString(info.into()), Moment(0));
+            assert!(
+                matches!(life, Incarnation::Since { up, .. } if up == Duration::from_secs(least)),
+                "{said}"
+            );
+        }
     }
 }

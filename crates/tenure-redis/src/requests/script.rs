@@ -42,7 +42,7 @@ pub(crate) static MUTEX: Script = Script {
 
 static GUARDED_MUTEX: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/mutex.lua")),
-    sha: "5254530f2f9a2fee7678396f030ab159eb872500",
+    sha: "0583a52d6af45307fdbaf34e2061577fbff3358e",
     guarded: None,
 };
 
@@ -54,7 +54,7 @@ pub(crate) static REENTRANT: Script = Script {
 
 static GUARDED_REENTRANT: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/reentrant.lua")),
-    sha: "ceba160e32806f6ad29739350fe3423317d13381",
+    sha: "f961ea3674a710ee221f88f87408e8522ef42b5f",
     guarded: None,
 };
 
@@ -66,7 +66,7 @@ pub(crate) static QUEUE: Script = Script {
 
 static GUARDED_QUEUE: Script = Script {
     text: concat!(include_str!("../scripts/grace.lua"), include_str!("../scripts/queue.lua")),
-    sha: "4705e50778654f16fb39e014006983ff73a449e6",
+    sha: "5bfcccd25e7a8589a70bf401e82fb7da70cb416e",
     guarded: None,
 };
 
@@ -96,6 +96,8 @@ pub(crate) struct ScriptRequest<'a> {
     pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
     pub(crate) args: Vec<Cow<'a, str>>,
     epoch: Option<Cow<'static, str>>,
+    /// Whether it may grant: an acquisition, or a reader that becomes the writer.
+    grants: bool,
 }
 
 impl<'a> ScriptRequest<'a> {
@@ -109,6 +111,11 @@ impl<'a> ScriptRequest<'a> {
             keys: (op.name.as_str(), None),
             args: Vec::with_capacity(10),
             epoch: None,
+            grants: match op.verb {
+                Verb::Acquire { .. } => true,
+                Verb::Renew { weight, .. } => weight == Some(QueueSpec::WRITER.weight),
+                _ => false,
+            },
         };
         request.text(match op.verb {
             Verb::Acquire { .. } => "acquire",
@@ -127,10 +134,10 @@ impl<'a> ScriptRequest<'a> {
         request
     }
 
-    /// The request under these guarantees: with a restart grace, acquisitions use the guarded script.
+    /// The request under these guarantees: with a restart grace, those that may grant use the guarded script.
     pub(crate) fn guarded(mut self, RequestContext { space, guarantees, .. }: RequestContext) -> Self {
         if let Some(grace) = guarantees.restart_grace
-            && self.args[0] == "acquire"
+            && self.grants
         {
             self.script = self.script.guarded.unwrap_or(self.script);
             self.epoch = Some(keys::epoch(space, self.keys.0));

@@ -1,4 +1,5 @@
--- Restart grace, prepended to the script of a machine for acquire only.
+-- Restart grace, prepended to the script of a machine for what may grant: acquire, and the renewal of a reader that
+-- becomes the writer.
 --
 -- A server that restarted or was promoted has a new replication id and may have lost leases that still
 -- run, so it grants nothing until the longest possible lease has expired. The same applies if the epoch
@@ -6,7 +7,8 @@
 --
 -- KEYS   last: the epoch, ID:MS, a replication id and since when (server's clock, ms) it is known
 -- ARGV   last: grace_ms
--- Reply  during the grace { owner, request, busy, (restart), left_ms }, otherwise the machine's
+-- Reply  during the grace { owner, request, busy, (restart), left_ms }, for a renewal { owner, request, growing, 0,
+--        left_ms }, otherwise the machine's
 do
   local epoch = KEYS[#KEYS]
   local id = string.match(redis.call('INFO', 'replication'), 'master_replid:(%x+)')
@@ -26,6 +28,9 @@ do
   end
   local left = since + tonumber(ARGV[#ARGV]) - now
   if left > 0 then
+    if ARGV[1] == 'renew' then
+      return { ARGV[2], ARGV[3], 'growing', '0', left }
+    end
     return { ARGV[2], ARGV[3], 'busy', '(restart)', left }
   end
 end

@@ -298,6 +298,24 @@ fn a_promoted_server_renews_what_is_held_and_grants_nothing_for_a_while() {
     block_on(held.verify()).expect("still held");
 }
 
+/// As after a failover that has forgotten a reader: the epoch is missing, so that a grace begins.
+#[test]
+fn a_reader_does_not_become_the_writer_in_a_grace() {
+    let server = Server::start();
+    let ours = patient(&server.url(), "restart-grace=20s");
+    block_on(ours.mutex("before").expect("a name").try_lock()).expect("an answer");
+    // Past the grace of the server's start.
+    let long_ago = format!("{}:1", server.info("replication")["master_replid"]);
+    server.command(&["SET", "tenure:epoch", &long_ago]);
+    let reader = block_on(ours.rwlock("x").expect("a name").upgradeable_read()).expect("a grant");
+    server.command(&["DEL", "tenure:epoch"]);
+    let reader = block_on(reader.try_upgrade_for(ms(300))).expect("an answer").expect_err("it is no grant");
+    assert!(reader.is_held());
+    server.command(&["SET", "tenure:epoch", &long_ago]);
+    let writer = block_on(reader.try_upgrade_for(SOON)).expect("an answer").expect("the grace is over");
+    block_on(writer.release()).expect("a release");
+}
+
 #[test]
 fn a_server_that_cannot_says_so() {
     let server = Server::start_with(

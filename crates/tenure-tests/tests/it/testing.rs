@@ -193,6 +193,47 @@ async fn a_slow_store_answers_late_or_leaves_the_outcome_unknown() -> Result<()>
 }
 
 #[tokio::test(start_paused = true)]
+async fn listings_and_readiness_fail_in_an_outage_too() -> Result<()> {
+    let (locks, control) = store();
+    let _guard = locks.mutex("x")?.lock().await?;
+    let outage = control.outage();
+    assert!(locks.list("")?.next().await.is_err() && locks.ping().await.is_err());
+    assert!(locks.jobs("")?.next().await.is_err());
+    drop(outage);
+    control.slow(S / 2);
+    let begun = Instant::now();
+    assert!(locks.list("")?.next().await?.is_some());
+    assert!(begun.elapsed() >= S / 2);
+    control.slow(60 * S);
+    assert!(locks.ping().await.is_err());
+    Ok(())
+}
+
+/// Background releases never cease here.
+#[tokio::test(start_paused = true)]
+async fn a_reentrant_hold_is_resumed_beside_releases_of_other_locks() -> Result<()> {
+    let (locks, control) = store();
+    let owner = tenure::Owner::new("")?;
+    let owner = locks.reentrant_mutex("x", &owner)?.lock().await?.detach().await?;
+    control.slow(S / 4);
+    let drops = (0..8).map(async |task| {
+        for _ in 0..40 {
+            drop(locks.mutex(format!("other{task}"))?.lock().await?);
+        }
+        Ok::<(), tenure::Error>(())
+    });
+    let resumed = async {
+        tokio::time::sleep(S).await;
+        locks.resume("x", &owner).await
+    };
+    let (dropped, resumed) =
+        futures_util::future::join(futures_util::future::try_join_all(drops), resumed).await;
+    dropped?;
+    assert!(resumed?.is_some_and(|guard| guard.is_held()));
+    Ok(())
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_function_that_panics_at_a_renewal_costs_no_hold() -> Result<()> {
     let (locks, control) = store();
     let (one, other) = (locks.mutex("x")?.lock().await?, locks.mutex("y")?.lock().await?);

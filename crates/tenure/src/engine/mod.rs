@@ -173,6 +173,26 @@ impl Engine {
         }
     }
 
+    /// Waits until failed resumes have given back the holds of this owner, at most this long.
+    pub(crate) async fn given_back_within(
+        &self,
+        most: Duration,
+        name: &LockName,
+        owner: &Owner,
+    ) -> Result<()> {
+        let timer = self.runtime.sleep_until(self.now() + most);
+        let given_back = async {
+            self.pending_releases.given_back(name, owner).await;
+            self.store.signals().settled().await;
+        };
+        match select(pin!(given_back), timer).await {
+            Either::Right(_) if self.pending_releases.gives_back(name, owner) => {
+                Err(Error::unflushed(self.store.url()))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until neither the engine nor the store has releases in progress.
     async fn flushed(&self) {
         self.pending_releases.flushed().await;

@@ -216,7 +216,8 @@ impl Drop for Release {
         (rest.attempts, rest.rebinds, rest.detaches, rest.done) =
             (self.attempts, self.rebinds, self.detaches, true);
         rest.held = self.held;
-        let pending = self.engine.pending_releases.add();
+        let resumed = self.detaches.then(|| (self.name.clone(), self.owner.clone()));
+        let pending = self.engine.pending_releases.add(resumed);
         self.engine.runtime.spawn(rest.persist(pending).boxed());
     }
 }

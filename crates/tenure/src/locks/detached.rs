@@ -52,7 +52,7 @@ impl Locks {
             let engine = &self.shared.engine;
             if spec == LockSpec::Reentrant {
                 // An earlier call may still be giving up a hold that it took over without getting the answer.
-                engine.flushed_within(self.options.op_timeout).await?;
+                engine.given_back_within(self.options.op_timeout, &full, owner).await?;
             }
             let meter = engine.metrics.meter(&self.options.groups, &name, &full, spec);
             let (owner, options, wait) = (Some(owner), &self.options, Wait::Once);

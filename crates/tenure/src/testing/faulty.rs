@@ -10,12 +10,12 @@ use futures_util::future::{BoxFuture, Either, FutureExt, ready, select};
 use super::recorded::{Request, of_failure, of_reply};
 use crate::metrics::RequestVerb;
 use crate::name::LockName;
-use crate::protocol::Notification;
+use crate::protocol::{Found, Notification};
 use crate::runtime::{Callers, Runtime};
 use crate::store::memory::Memory;
 use crate::store::{
-    Decorator, Failure, Listener, Publisher, Signals, Store, StoreExt, StoreFuture, StoreReply, StoreRequest,
-    Topic,
+    Cursor, Decorator, Failure, Listener, Page, Publisher, RecordPage, Signals, Store, StoreExt, StoreFuture,
+    StoreReply, StoreRequest, Topic,
 };
 use crate::sync::Locked;
 
@@ -105,6 +105,26 @@ impl Faulty {
         .boxed()
     }
 
+    /// Carries out a request about no lock subject to the current faults.
+    fn read<T: Send + 'static>(&self, within: Duration, request: StoreFuture<T>) -> StoreFuture<T> {
+        let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
+        async move {
+            let (delay, is_out) = {
+                let state = state.lock();
+                (state.delay, state.outages > 0)
+            };
+            if is_out {
+                return Err(outage());
+            }
+            runtime.sleep_until(runtime.now() + delay.min(within)).await;
+            match delay > within {
+                true => Err(Failure::NotSent(Failure::cause("no answer in time: the test's store is slow"))),
+                false => request.await,
+            }
+        }
+        .boxed()
+    }
+
     /// Subjects a subscription to the current faults.
     fn passed_on(
         &self,
@@ -160,6 +180,22 @@ impl Decorator for Faulty {
             return ready(Err(outage())).boxed();
         }
         self.passed_on(self.memory.subscribe(topic, within))
+    }
+
+    fn list(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<Page> {
+        self.read(within, self.memory.list(prefix, from, within))
+    }
+
+    fn waiting(&self, locks: &[(LockName, Found)], within: Duration) -> StoreFuture<Vec<Option<u64>>> {
+        self.read(within, self.memory.waiting(locks, within))
+    }
+
+    fn records(&self, prefix: &str, from: Cursor, within: Duration) -> StoreFuture<RecordPage> {
+        self.read(within, self.memory.records(prefix, from, within))
+    }
+
+    fn ready(&self, within: Duration) -> StoreFuture<()> {
+        self.read(within, self.memory.ready(within))
     }
 }
 

@@ -157,12 +157,21 @@ impl Election {
     /// # Errors
     /// The errors of the store: `is_unreachable` and `is_refused`.
     pub async fn leader(&self) -> Result<Option<Leader>> {
-        let seen = self.record.read().await?;
-        let log = Log::decode(seen.record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
-        let Some(last) = log.leader() else { return Ok(None) };
-        let holders = self.record.holders().await?;
-        let leads = holders.iter().any(|(owner, _)| *owner == last.owner);
-        Ok(leads.then(|| last.clone()))
+        let mut record = self.record.read().await?.record;
+        loop {
+            let log = Log::decode(record.as_ref()).ok_or_else(|| unreadable(&self.record))?;
+            let Some(last) = log.leader() else { return Ok(None) };
+            let holders = self.record.holders().await?;
+            if holders.iter().any(|(owner, _)| *owner == last.owner) {
+                return Ok(Some(last.clone()));
+            }
+            // Another may have been elected between the two answers.
+            let later = self.record.read().await?.record;
+            if later == record {
+                return Ok(None);
+            }
+            record = later;
+        }
     }
 
     /// Asks the leader to stop, and returns it, or `None` if nobody leads. This does not end the term: a

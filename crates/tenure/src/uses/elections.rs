@@ -44,19 +44,28 @@ pub struct ElectionStatus {
 }
 
 /// What a record tells of its election; `None` if it is not readable.
-async fn status(handle: &RecordHandle, record: &Record) -> Result<Option<ElectionStatus>> {
+async fn status(handle: &RecordHandle, mut record: Record) -> Result<Option<ElectionStatus>> {
     let name = handle.lock.name.clone();
-    let Some(log) = Log::decode(Some(record)) else { return Ok(None) };
-    let Some(found) = handle.found().await? else {
-        let (candidates, unlisted) = (Vec::new(), 0);
-        return Ok(Some(ElectionStatus { name, leader: None, hold: None, candidates, unlisted }));
-    };
-    let Status { holders, waiters: candidates, unlisted, .. } = Status::new(name.clone(), found);
-    let leader = log.leader();
-    let leads = |holder: &Holder| holder.owner.as_ref() == leader.map(|leader| &leader.owner);
-    let hold = holders.into_iter().find(leads);
-    let leader = leader.filter(|_| hold.is_some()).cloned();
-    Ok(Some(ElectionStatus { name, leader, hold, candidates, unlisted }))
+    loop {
+        let Some(log) = Log::decode(Some(&record)) else { return Ok(None) };
+        let Some(found) = handle.found().await? else {
+            let (candidates, unlisted) = (Vec::new(), 0);
+            return Ok(Some(ElectionStatus { name, leader: None, hold: None, candidates, unlisted }));
+        };
+        let Status { holders, waiters: candidates, unlisted, .. } = Status::new(name.clone(), found);
+        let leader = log.leader();
+        let leads = |holder: &Holder| holder.owner.as_ref() == leader.map(|leader| &leader.owner);
+        let hold = holders.into_iter().find(leads);
+        // Another may have been elected between the two answers.
+        if hold.is_none()
+            && let Some(later) = handle.read().await?.record.filter(|later| *later != record)
+        {
+            record = later;
+            continue;
+        }
+        let leader = leader.filter(|_| hold.is_some()).cloned();
+        return Ok(Some(ElectionStatus { name, leader, hold, candidates, unlisted }));
+    }
 }
 
 /// Iterates over the elections of a store: see [`Locks::elections`](crate::Locks::elections).
@@ -80,7 +89,7 @@ impl Elections {
     /// # Errors
     /// As [`Jobs::next`](crate::Jobs::next).
     pub async fn next(&mut self) -> Result<Option<ElectionStatus>> {
-        let look = async |handle: RecordHandle, record, _| status(&handle, &record).await;
+        let look = async |handle: RecordHandle, record, _| status(&handle, record).await;
         self.0.next(look).await
     }
 }

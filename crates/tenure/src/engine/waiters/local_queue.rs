@@ -269,7 +269,7 @@ impl Strategy for AskForFirst {
     }
 
     async fn serve(server: &mut QueueServer<Self>) {
-        server.strategy.under_way = Some(server.engine.pending_releases.add());
+        server.strategy.under_way = Some(server.engine.pending_releases.add(None));
         if let Some((number, ask)) = server.wait_queue.next() {
             server.ask_for(number, &ask).await;
         }
