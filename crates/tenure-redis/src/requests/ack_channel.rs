@@ -175,6 +175,7 @@ impl AckChannel {
             let replies = async {
                 match pipeline.ask_all(&commands, until).await {
                     Ok(replies) => Some(Self::sort(pipeline, batch, replies)),
+                    // The connection is lost, or silent: what of the batch was carried out is unknown.
                     Err(failure) => {
                         for pending in batch {
                             let _ = pending.answer.send(Err(failure.clone()));
@@ -185,9 +186,11 @@ impl AckChannel {
             };
             // The scripts are answered before the server waits for replicas.
             let (sorted, confirmed) = join(replies, pipeline.ask(&wait, until)).await;
+            // All have been answered.
             let Some(sorted) = sorted else { return true };
             let confirmed = match confirmed.and_then(|reply| answered(pipeline, reply)) {
                 Ok(Value::Int(confirmed)) => confirmed,
+                // Without a count, as from a server that was demoted, a grant may be on the master alone.
                 other => {
                     let failure = other
                         .err()

@@ -144,6 +144,7 @@ impl Release {
         };
         self.attempts += 1;
         match &answer {
+            // Released, or no longer there.
             Ok(answer) => {
                 self.unknown = unknown_before;
                 self.done = true;

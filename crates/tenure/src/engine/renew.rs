@@ -234,6 +234,7 @@ impl RenewerTask {
                 return None;
             }
             let is_due = schedule.first().is_some_and(|first| first <= now);
+            // With few holds, those that are nearly due leave together even if none is due yet.
             if is_due || schedule.due.len() <= together(&self.engine) {
                 let mut early_ones = 0;
                 for ((at, _), lease) in schedule.due.range(..=(now + BATCH, u64::MAX)) {
