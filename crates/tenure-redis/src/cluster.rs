@@ -442,8 +442,8 @@ impl ClusterInner {
         }
     }
 
-    /// Delays the next redirect, or returns an error if the deadline does not allow it. A redirected request
-    /// was not carried out, so that error is `NotSent`.
+    /// Delays the next redirect, or returns an error if the deadline does not allow it. This attempt was not
+    /// carried out, so that error is `NotSent`; `Redirects::failure` decides about earlier ones.
     async fn pause(
         &self,
         redirects: &mut Redirects,

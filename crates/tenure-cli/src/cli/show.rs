@@ -99,7 +99,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = some_time)]
     pub(crate) every: Duration,
 
-    /// Number of locks that have metrics of their own
+    /// Number of locks, of jobs and of elections that have metrics of their own
     #[arg(long, value_name = "N", default_value_t = 500)]
     pub(crate) series: usize,
 
@@ -107,11 +107,11 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "FILE")]
     pub(crate) state: Option<std::path::PathBuf>,
 
-    /// Election that the page shows although it has never had a leader; repeatable
+    /// Election that has metrics, and that the page shows, although it never had a leader; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) election: Vec<String>,
 
-    /// Job of --once-per that the page shows although it has never run; repeatable
+    /// Job of --once-per that has metrics, and that the page shows, although it never ran; repeatable
     #[arg(long, value_name = "NAME")]
     pub(crate) job: Vec<String>,
 

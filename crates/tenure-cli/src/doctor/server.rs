@@ -240,9 +240,12 @@ impl Server {
                 format!("set acks={count} in the URL of every client"),
             );
         }
-        if count > 0 && acks == 0 && setup.restart_grace.is_none() {
-            let what = "a failover loses the last grants, and another client may get a lock that is held: acks and \
-                        restart-grace in the URL of every client prevent that, at a price";
+        if count > 0 && acks == 0 && setup.restart_grace.is_none() && !setup.is_quorum() {
+            let by = if setup.is_cluster() { "acks" } else { "acks and restart-grace" };
+            let what = format!(
+                "a failover loses the last grants, and another client may get a lock that is held: {by} in the URL of \
+                 every client limit that, at a price"
+            );
             report.note("replicas", &self.at, what);
         }
         // With a single replica, the new master would refuse writes until the old one is back.

@@ -329,7 +329,8 @@ impl MultiplexerState {
         self.free.push(at);
     }
 
-    /// Requests that can prove a connection dead: all but those whose callers left before their deadline.
+    /// Requests that can prove a connection dead: all but those whose callers have left
+    /// and whose deadline has not passed.
     fn in_question(&self) -> impl Iterator<Item = &Unanswered> {
         let waits = |request: &&Unanswered| {
             request.is_late || self.slots[request.slot].generation == request.generation
