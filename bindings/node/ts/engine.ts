@@ -67,6 +67,7 @@ const calls = new Map<number, Call>();
 let loud = 0; // calls that keep the process alive
 let last = 0;
 let isAwake = false;
+let busyAt = -Infinity; // when a loud call or a hold was last seen
 let listener: ((event: LogEvent) => void) | undefined;
 
 export const channel = checked(() => new native.Channel(drain));
@@ -74,7 +75,10 @@ const timer = setInterval(settle, CHECK_MS).unref();
 
 /** Keeps the process alive while it waits for a call or holds a lock. */
 function settle(): void {
-  const awake = loud > 0 || channel.isHolding();
+  const isBusy = loud > 0 || channel.isHolding();
+  if (isBusy) busyAt = performance.now();
+  // The end of a hold is told a moment later, by a call that keeps no process alive.
+  const awake = isBusy || (calls.size > 0 && performance.now() - busyAt < CHECK_MS);
   if (awake !== isAwake) {
     isAwake = awake;
     if (awake) timer.ref();
