@@ -105,13 +105,13 @@ fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<bool, Failu
 
 /// The tokens and owners of all that is held, by name and, for a job or an election, its kind. The store may not have
 /// a token.
-type Tokens = BTreeMap<(String, Option<&'static str>), Vec<(u64, String)>>;
+type Holds = BTreeMap<(String, Option<&'static str>), Vec<(u64, String)>>;
 
 /// Prints a line for each lock whose holders changed, and for each that became free.
 fn tell_changes(
     locks: &Locks,
     args: &List,
-    held: &mut Tokens,
+    held: &mut Holds,
     now: Result<Vec<Found>, Failure>,
 ) -> Result<bool, Failure> {
     let mut found = match now {
@@ -123,7 +123,7 @@ fn tell_changes(
     };
     let tokens = |row: &Row| row.holders.iter().map(|holder| (holder.token, holder.owner.clone())).collect();
     let key = |row: &Row| (row.name.clone(), uses::of_row(row));
-    let now: Tokens = found.iter().map(|found| (key(&found.row), tokens(&found.row))).collect();
+    let now: Holds = found.iter().map(|found| (key(&found.row), tokens(&found.row))).collect();
     let before = std::mem::replace(held, now);
     found.retain(|found| before.get(&key(&found.row)) != held.get(&key(&found.row)));
     let mut text = lines(locks, args, &found);

@@ -134,7 +134,9 @@ impl EtcdCluster {
         let failure = vec![read(key.clone()), read(self.marker(session))];
         let mut done = match self.txn(TxnRequest { compare, success, failure }).await {
             Err(failure) if failure.to_string().contains(IS_FULL) => {
-                return Err(self.if_unwritten(failure, key, change.seen.filter(|_| !is_kept)).await);
+                return Err(self
+                    .if_unwritten(failure, key, change.seen.filter(|_| !is_kept).map(|seen| seen.version))
+                    .await);
             }
             done => done?,
         };
@@ -156,10 +158,9 @@ impl EtcdCluster {
 
     /// The failure of a write that a full server has refused. It carries out the one that fills it, and refuses it
     /// all the same.
-    async fn if_unwritten(&self, failure: Failure, key: Vec<u8>, seen: Option<Stamp>) -> Failure {
-        let version = |stamp: Stamp| stamp.version;
+    async fn if_unwritten(&self, failure: Failure, key: Vec<u8>, seen: Option<u64>) -> Failure {
         match self.clone().read(key).await {
-            Ok(stands) if stands.as_ref().map(|stored| version(stored.stamp)) == seen.map(version) => failure,
+            Ok(stands) if stands.as_ref().map(|stored| stored.stamp.version) == seen => failure,
             _ => Failure::Unknown(Failure::cause(failure.to_string())),
         }
     }

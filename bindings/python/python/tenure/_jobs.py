@@ -23,7 +23,6 @@ class Job:
             _functions.blocking("a job", function, "")
         self.function = function
         self.once_per = once_per
-        self.takes_turn = _functions.takes(function, "turn", {})
 
     def check(self) -> None:
         """Fails if the store refuses from the start, which needs its user."""
@@ -42,14 +41,11 @@ class Job:
         """Waits until the job may begin, and begins it."""
         return self.once_per._opened().begin_until(stop)
 
-    def _given(self, turn: Turn) -> dict[str, Turn]:
-        return {"turn": turn} if self.takes_turn else {}
-
     def run(self, turn: Turn) -> None:
         """Does the work. The engine repeats it if it fails."""
         try:
             with turn:
-                _functions.finished(self.function, self.function(**self._given(turn)))
+                _functions.finished(self.function, _functions.with_turn(self.function, (), {})(turn))
         except Exception:
             _log.exception("job %s failed", self.once_per.name)
 
@@ -57,7 +53,7 @@ class Job:
         try:
             async with turn:
                 with turn.cancel_on_loss():
-                    _functions.finished(self.function, await self.function(**self._given(turn)))
+                    _functions.finished(self.function, await _functions.with_turn(self.function, (), {})(turn))
         except Exception:
             _log.exception("job %s failed", self.once_per.name)
 

@@ -60,15 +60,11 @@ impl Uses {
         let recorded = asked.map(|name| (format!("{{name={}}}", quoted(name)), f64::from(is_listed(name))));
         let help = "Whether a run of a job of --job is recorded.";
         to.add("tenure_job_recorded", "gauge", help, recorded.collect());
-        let is_shown =
-            |at: usize, name: &str, asked: &[String]| at < series || asked.iter().any(|one| one == name);
-        let jobs = || {
-            let jobs = self.jobs.iter().enumerate();
-            jobs.filter(|(at, job)| is_shown(*at, job.name.as_str(), &page.jobs)).map(|(_, job)| job)
-        };
+        let jobs = shown(&self.jobs, |job| job.name.as_str(), series, &page.jobs);
         let each = |of: &dyn Fn(&JobStatus) -> Option<f64>| {
-            let values =
-                jobs().filter_map(|job| Some((format!("{{name={}}}", quoted(job.name.as_str())), of(job)?)));
+            let values = jobs
+                .iter()
+                .filter_map(|job| Some((format!("{{name={}}}", quoted(job.name.as_str())), of(job)?)));
             values.collect::<Vec<_>>()
         };
         let time = |time: SystemTime| clock::since_1970(time).as_secs_f64();
@@ -80,7 +76,7 @@ impl Uses {
         let took = each(&|job| Some(job.last.ended?.duration_since(job.last.begun).ok()?.as_secs_f64()));
         to.add("tenure_job_last_duration_seconds", "gauge", "How long the last run of a job took.", took);
         let mut outcomes = Vec::new();
-        for job in jobs() {
+        for job in &jobs {
             let (name, of) = (quoted(job.name.as_str()), uses::outcome(&job.last.outcome).0);
             for outcome in ["running", "done", "failed", "lost"] {
                 let labels = format!("{{name={name},outcome=\"{outcome}\"}}");
@@ -94,24 +90,19 @@ impl Uses {
         let overdue = each(&|job| Some(job.overdue.map_or(0.0, |overdue| (overdue + age).as_secs_f64())));
         let help = "How long ago the window of a job began in which it has not run.";
         to.add("tenure_job_overdue_seconds", "gauge", help, overdue);
-        let elections = || {
-            let elections = self.elections.iter().enumerate();
-            elections
-                .filter(|(at, one)| is_shown(*at, one.name.as_str(), &page.elections))
-                .map(|(_, one)| one)
-        };
+        let elections = shown(&self.elections, |one| one.name.as_str(), series, &page.elections);
         let is_listed = |name: &str| self.elections.iter().any(|one| one.name.as_str() == name);
         let asked = page.elections.iter().filter(|name| self.trouble.is_none() && !is_listed(name));
-        let led = elections().map(|one| (one.name.as_str(), one.leader.is_some()));
+        let led = elections.iter().map(|one| (one.name.as_str(), one.leader.is_some()));
         let led = led.chain(asked.map(|name| (name.as_str(), false)));
         let led = led.map(|(name, is_led)| (format!("{{election={}}}", quoted(name)), f64::from(is_led)));
         to.add("tenure_election_has_leader", "gauge", "Whether somebody leads.", led.collect());
-        let leaders = elections().filter_map(|one| {
+        let leaders = elections.iter().filter_map(|one| {
             let (election, holder) = (quoted(one.name.as_str()), table::who(&one.leader.as_ref()?.owner));
             Some((format!("{{election={election},holder={}}}", quoted(&holder)), 1.0))
         });
         to.add("tenure_election_leader", "gauge", "1 for the leader.", leaders.collect());
-        let others = self.jobs.len() - jobs().count() + self.elections.len() - elections().count();
+        let others = self.jobs.len() - jobs.len() + self.elections.len() - elections.len();
         let help = "Jobs and elections without metrics of their own.";
         to.add("tenure_uses_without_series", "gauge", help, vec![(String::new(), others as f64)]);
     }
@@ -165,4 +156,10 @@ impl Uses {
             }),
         })
     }
+}
+
+/// The first `series` of these, and those asked for.
+fn shown<'a, T>(all: &'a [T], name: fn(&T) -> &str, series: usize, asked: &[String]) -> Vec<&'a T> {
+    let is_shown = |at: usize, one: &T| at < series || asked.iter().any(|asked| asked == name(one));
+    all.iter().enumerate().filter(|(at, one)| is_shown(*at, one)).map(|(_, one)| one).collect()
 }

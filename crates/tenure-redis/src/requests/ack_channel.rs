@@ -307,7 +307,7 @@ impl Unconfirmed {
         if asking {
             out.command(&["ASKING"]);
         }
-        request.guarded(self.context).write(out, in_full || asking);
+        request.guarded(&self.op.verb, self.context).write(out, in_full || asking);
     }
 }
 

@@ -286,7 +286,7 @@ impl Drop for Node {
 
 async fn run(routed: &RoutedRequest<'_>) -> Result<Reading, Failure> {
     let RoutedRequest { op, pipeline, context, deadline } = *routed;
-    let request = ScriptRequest::new(op, context.space).guarded(context);
+    let request = ScriptRequest::new(op, context.space).guarded(&op.verb, context);
     if context.asking {
         // Rare, and must not need a third round trip: send the script in full.
         let asked = pipeline.send(deadline, |out| request.write(out.command(&["ASKING"]), true))?;

@@ -228,7 +228,7 @@ impl Pairs {
             Err(error) if delete.is_some() => {
                 // Any other error is of this key or moment, as of a lock that others wait for by now.
                 let text = error.to_string();
-                if error.code() == "NOPERM" && !text.contains(" key") || text.contains("unknown command") {
+                if refuses_command(text.as_bytes()) || text.contains("unknown command") {
                     self.deletes_not.store(true, Ordering::Relaxed);
                 }
                 Ok(PairOutcome::NOT)
@@ -296,19 +296,17 @@ impl Pair {
             token: if let Reply::Int(token) = counted { token.try_into().ok() } else { None },
             is_own: matches!(got, Reply::Bulk(got) if got.strip_prefix(owner.as_bytes()) == Some(solo.as_bytes())),
             is_failed: errors.clone().next().is_some(),
-            is_refused: is_refused([set, got], false) || is_refused([counted], true),
+            // Without the right to its key, none is counted.
+            is_refused: errors.clone().any(refuses_command)
+                || matches!(counted, Reply::Error(error) if error.starts_with(b"NOPERM ")),
             delete: asks.then(|| replies.value().as_ref().and_then(Delete::read)),
         }
     }
 }
 
-/// Whether the user may not run one of these commands, or, with `also_keys`, not on its key.
-fn is_refused<'a>(replies: impl IntoIterator<Item = Reply<'a>>, also_keys: bool) -> bool {
-    let is_of_key = |error: &[u8]| String::from_utf8_lossy(error).contains(" key");
-    replies.into_iter().any(|reply| match reply {
-        Reply::Error(error) => error.starts_with(b"NOPERM ") && (also_keys || !is_of_key(error)),
-        _ => false,
-    })
+/// Whether the user may not run the command, rather than not use this key.
+fn refuses_command(error: &[u8]) -> bool {
+    error.starts_with(b"NOPERM ") && !String::from_utf8_lossy(error).contains(" key")
 }
 
 impl Recent {

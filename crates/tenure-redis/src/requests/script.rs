@@ -96,8 +96,6 @@ pub(crate) struct ScriptRequest<'a> {
     pub(crate) keys: (&'a str, Option<Cow<'static, str>>),
     pub(crate) args: Vec<Cow<'a, str>>,
     epoch: Option<Cow<'static, str>>,
-    /// Whether it may grant: an acquisition, or a reader that becomes the writer.
-    grants: bool,
 }
 
 impl<'a> ScriptRequest<'a> {
@@ -111,11 +109,6 @@ impl<'a> ScriptRequest<'a> {
             keys: (op.name.as_str(), None),
             args: Vec::with_capacity(10),
             epoch: None,
-            grants: match op.verb {
-                Verb::Acquire { .. } => true,
-                Verb::Renew { weight, .. } => weight == Some(QueueSpec::WRITER.weight),
-                _ => false,
-            },
         };
         request.text(match op.verb {
             Verb::Acquire { .. } => "acquire",
@@ -134,10 +127,17 @@ impl<'a> ScriptRequest<'a> {
         request
     }
 
-    /// The request under these guarantees: with a restart grace, those that may grant use the guarded script.
-    pub(crate) fn guarded(mut self, RequestContext { space, guarantees, .. }: RequestContext) -> Self {
+    /// The request under these guarantees: with a restart grace, what may grant uses the guarded script. That is an
+    /// acquisition, or a reader that becomes the writer.
+    pub(crate) fn guarded(mut self, verb: &Verb, context: RequestContext) -> Self {
+        let RequestContext { space, guarantees, .. } = context;
+        let grants = match verb {
+            Verb::Acquire { .. } => true,
+            Verb::Renew { weight, .. } => *weight == Some(QueueSpec::WRITER.weight),
+            _ => false,
+        };
         if let Some(grace) = guarantees.restart_grace
-            && self.grants
+            && grants
         {
             self.script = self.script.guarded.unwrap_or(self.script);
             self.epoch = Some(keys::epoch(space, self.keys.0));

@@ -165,12 +165,7 @@ impl Engine {
 
     /// Waits until background releases are done, at most this long.
     pub(crate) async fn flushed_within(&self, most: Duration) -> Result<()> {
-        let timer = self.runtime.sleep_until(self.now() + most);
-        match select(pin!(self.flushed()), timer).await {
-            // Those that the store still has in progress were already answered.
-            Either::Right(_) if !self.pending_releases.is_empty() => Err(Error::unflushed(self.store.url())),
-            _ => Ok(()),
-        }
+        self.settled_within(most, self.pending_releases.flushed(), || !self.pending_releases.is_empty()).await
     }
 
     /// Waits until failed resumes have given back the holds of this owner, at most this long.
@@ -180,15 +175,25 @@ impl Engine {
         name: &LockName,
         owner: &Owner,
     ) -> Result<()> {
+        let pending = &self.pending_releases;
+        self.settled_within(most, pending.given_back(name, owner), || pending.gives_back(name, owner)).await
+    }
+
+    /// Waits for releases, and until the store has none in progress, at most this long.
+    async fn settled_within(
+        &self,
+        most: Duration,
+        releases: impl Future<Output = ()>,
+        are_pending: impl Fn() -> bool,
+    ) -> Result<()> {
         let timer = self.runtime.sleep_until(self.now() + most);
-        let given_back = async {
-            self.pending_releases.given_back(name, owner).await;
+        let settled = async {
+            releases.await;
             self.store.signals().settled().await;
         };
-        match select(pin!(given_back), timer).await {
-            Either::Right(_) if self.pending_releases.gives_back(name, owner) => {
-                Err(Error::unflushed(self.store.url()))
-            }
+        match select(pin!(settled), timer).await {
+            // Those that the store still has in progress were already answered.
+            Either::Right(_) if are_pending() => Err(Error::unflushed(self.store.url())),
             _ => Ok(()),
         }
     }

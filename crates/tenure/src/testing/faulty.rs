@@ -84,19 +84,9 @@ impl Faulty {
     ) -> StoreFuture<StoreReply> {
         let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
         async move {
-            let (id, delay, is_out) = {
-                let asked = Request { name, verb: verb.as_str(), answer: "pending", at: runtime.elapsed() };
-                let mut state = state.lock();
-                (state.keep(asked), state.delay, state.outages > 0)
-            };
-            let answer = if is_out {
-                Err(outage())
-            } else {
-                let answer = request.await;
-                runtime.sleep_until(runtime.now() + delay.min(within)).await;
-                let late = || Failure::Unknown(Failure::cause("no answer in time: the test's store is slow"));
-                if delay > within { Err(late()) } else { answer }
-            };
+            let asked = Request { name, verb: verb.as_str(), answer: "pending", at: runtime.elapsed() };
+            let id = state.lock().keep(asked);
+            let answer = carried_out(&state, &runtime, within, request).await;
             if let Some(asked) = state.lock().requests.get_mut(&id) {
                 asked.answer = answer.as_ref().map_or_else(of_failure, of_reply);
             }
@@ -105,24 +95,10 @@ impl Faulty {
         .boxed()
     }
 
-    /// Carries out a request about no lock subject to the current faults.
+    /// The same for a request that only reads, and is not recorded.
     fn read<T: Send + 'static>(&self, within: Duration, request: StoreFuture<T>) -> StoreFuture<T> {
         let (state, runtime) = (Arc::clone(&self.state), self.runtime.clone());
-        async move {
-            let (delay, is_out) = {
-                let state = state.lock();
-                (state.delay, state.outages > 0)
-            };
-            if is_out {
-                return Err(outage());
-            }
-            runtime.sleep_until(runtime.now() + delay.min(within)).await;
-            match delay > within {
-                true => Err(Failure::NotSent(Failure::cause("no answer in time: the test's store is slow"))),
-                false => request.await,
-            }
-        }
-        .boxed()
+        async move { carried_out(&state, &runtime, within, request).await.map_err(Failure::not_sent) }.boxed()
     }
 
     /// Subjects a subscription to the current faults.
@@ -144,6 +120,26 @@ impl Faulty {
         }
         .boxed()
     }
+}
+
+/// Carries out a request subject to the current faults.
+async fn carried_out<T>(
+    state: &Locked<FaultState>,
+    runtime: &Callers,
+    within: Duration,
+    request: StoreFuture<T>,
+) -> Result<T, Failure> {
+    let (delay, is_out) = {
+        let state = state.lock();
+        (state.delay, state.outages > 0)
+    };
+    if is_out {
+        return Err(outage());
+    }
+    let answer = request.await;
+    runtime.sleep_until(runtime.now() + delay.min(within)).await;
+    let late = || Failure::Unknown(Failure::cause("no answer in time: the test's store is slow"));
+    if delay > within { Err(late()) } else { answer }
 }
 
 fn outage() -> Failure {
