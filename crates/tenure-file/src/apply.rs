@@ -101,6 +101,8 @@ pub(super) fn apply(
         _ => (Vec::new(), false),
     };
     calls.extend(called);
+    calls.sort_unstable();
+    calls.dedup();
     calls.retain(|holder| !request.holders.is_mine(*holder));
     request.settle(written.is_ok(), after);
     written?;

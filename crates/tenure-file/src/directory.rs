@@ -199,6 +199,8 @@ impl Directory {
         if locked.is_none() {
             match flock(&self.guard, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => {}
+                // A process that was stopped may have the guard of a directory that was replaced since.
+                Err(Errno::WOULDBLOCK) if !self.is_in_place()? => return Ok(Entered::Replaced),
                 Err(Errno::WOULDBLOCK) => return Ok(Entered::Locked),
                 Err(errno) => return Err(failed("lock", &self.guard_path, errno)),
             }
@@ -379,7 +381,15 @@ impl Directory {
                 self.caller.get_or_init(|| caller)
             }
         };
-        let _ = caller.send_to(id.to_string().as_bytes(), self.by_descriptor(&socket_name(holder)));
+        let (message, to) = (id.to_string(), self.by_descriptor(&socket_name(holder)));
+        let sent = caller.send_to(message.as_bytes(), &to);
+        // What processes have not read fills the buffer of the sending socket.
+        if sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+            && let Ok(other) = UnixDatagram::unbound()
+            && other.set_nonblocking(true).is_ok()
+        {
+            let _ = other.send_to(message.as_bytes(), &to);
+        }
     }
 
     /// A path to a file of this directory that fits into a socket address and stays valid if the directory is
@@ -444,22 +454,28 @@ impl Inside<'_> {
         let over = if before.is_some() { Replaced::Record } else { Replaced::Nothing };
         if record.len() <= PAGE {
             self.write_by(TEMP, &file, record.as_bytes(), over)?;
-            return self.remove_spare(id, before);
+            self.remove_spare(id, before);
+            return Ok(());
         }
-        if before.is_some_and(|before| record.len() > before) {
-            let reserved = self.open_temp(&spare).and_then(|(spare, _)| {
-                // A page more, for a renewal that adds a digit.
-                reserve(&spare.file, record.len() + PAGE)?;
-                reserve(&self.open_file(&file, true)?, record.len() + PAGE)
+        let temp = if before.is_some() { &spare } else { TEMP };
+        if before.is_none_or(|before| record.len() > before) {
+            // A page more, for a renewal that adds a digit.
+            let length = record.len() + PAGE;
+            let reserved = self.open_temp(&spare).and_then(|(spare, _)| reserve(&spare.file, length));
+            let reserved = reserved.and_then(|()| match before {
+                Some(_) => reserve(&self.open_file(&file, true)?, length),
+                None => reserve(&self.open_temp(temp)?.0.file, length),
             });
             reserved.map_err(|errno| failed("write", &self.path.join(&spare), errno))?;
         }
-        self.write_by(&spare, &file, record.as_bytes(), over)
+        self.write_by(temp, &file, record.as_bytes(), over)
     }
 
-    /// Removes the spare file of a record that had `before` bytes.
-    fn remove_spare(&self, id: RecordId, before: Option<usize>) -> Result<(), Failure> {
-        if before.is_some_and(|before| before > PAGE) { self.remove_file(&id.spare()) } else { Ok(()) }
+    /// Removes the spare file of a record that had `before` bytes. One that stays costs its space until the sweep.
+    fn remove_spare(&self, id: RecordId, before: Option<usize>) {
+        if before.is_some_and(|before| before > PAGE) {
+            let _ = self.remove_file(&id.spare());
+        }
     }
 
     /// Writes a record file atomically.
@@ -502,7 +518,8 @@ impl Inside<'_> {
         match renameat(&self.dir, id.to_string(), &self.dir, TEMP) {
             Ok(()) | Err(Errno::NOENT) => {
                 crash_point();
-                self.remove_spare(id, Some(before))
+                self.remove_spare(id, Some(before));
+                Ok(())
             }
             Err(errno) => Err(failed("remove the record", &self.path.join(id.to_string()), errno)),
         }

@@ -70,15 +70,17 @@ impl FileRecord {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, Damage> {
-        let rest = after_format(bytes, RECORD)?;
-        let body = rest.len().checked_sub(SUM.len() + 17).and_then(|end| rest.split_at_checked(end));
-        let (body, seal) = body.ok_or(Damage::Damaged)?;
+        let text = after_format(bytes, RECORD)?;
+        let head = bytes.len() - text.len();
         // A read that races with a write may return a mix of both, and everything in a queue's record is
         // trusted.
-        if seal != seal_of(&bytes[..bytes.len() - seal.len()]) {
-            return Err(Damage::Damaged);
-        }
-        Self::decode_body(body).ok_or(Damage::Damaged)
+        let sealed = |end: usize| {
+            let (body, seal) = text.get(..end)?.split_at_checked(end.checked_sub(SUM.len() + 17)?)?;
+            (seal == seal_of(&bytes[..head + body.len()])).then_some(body)
+        };
+        // On a full disk, a process that was killed while it replaced a longer record left the end of that one.
+        let shorter = || text.find(&format!("\n{SUM}")).and_then(|at| sealed(at + 1 + SUM.len() + 17));
+        sealed(text.len()).or_else(shorter).and_then(Self::decode_body).ok_or(Damage::Damaged)
     }
 
     fn decode_body(mut rest: &str) -> Option<Self> {
@@ -364,6 +366,17 @@ mod tests {
             assert_eq!(FileRecord::decode(&[&text[..], b"\xff"].concat()), Err(Damage::Damaged));
         }
         assert_eq!(FileRecord::decode(&[0; 300]), Err(Damage::Damaged));
+    }
+
+    /// As a process leaves it that is killed while it overwrites a record of a full disk.
+    #[test]
+    fn the_end_of_a_longer_record_behind_one_is_ignored() {
+        let [short, long] = [mutex(), semaphore()].map(|record| record.encode());
+        assert!(short.len() < long.len());
+        for at in short.len()..long.len() {
+            let text = [short.as_bytes(), &long.as_bytes()[at..]].concat();
+            assert_eq!(FileRecord::decode(&text), Ok(mutex()), "{at}");
+        }
     }
 
     #[test]

@@ -53,18 +53,18 @@ impl Sweep {
         now: Now,
         is_mine: impl Fn(HolderId) -> bool,
     ) -> Result<bool, Failure> {
-        if self.names.is_some() && !self.read_names() {
-            return Ok(false);
-        }
         let mut left = FILES;
         while left > 0 {
+            if self.names.is_some() && !self.read_names() {
+                return Ok(false);
+            }
             left -= 1;
             if let Some(holder) = self.holders.pop() {
                 if !is_mine(holder) && inside.life(holder) == HolderState::Dead {
                     self.dead.push(holder);
                 }
                 if self.holders.is_empty() {
-                    self.draw_records();
+                    self.draw_records(inside)?;
                 }
             } else if let Some(record) = self.records.pop() {
                 self.clear(inside, now, record)?;
@@ -96,13 +96,15 @@ impl Sweep {
     /// Reads some names; true once all are read.
     fn read_names(&mut self) -> bool {
         let Some(names) = &mut self.names else { return true };
-        let mut read = 0;
+        let (mut read, is_again) = (0, !self.dead.is_empty());
         // A name that cannot be read is left to the next sweep.
         for entry in names.by_ref().take(NAMES).map_while(Result::ok) {
             read += 1;
             let Ok(name) = entry.file_name().to_str() else { continue };
             if let Ok(record) = name.parse() {
                 self.records.push(record);
+            } else if is_again {
+                // The rest is known.
             } else if let Ok(holder) = name.parse() {
                 self.holders.push(holder);
             } else if let Some(id) = RecordId::of_beside(name) {
@@ -116,25 +118,31 @@ impl Sweep {
         if is_over {
             self.names = None;
             self.records.sort_unstable();
+            if is_again {
+                return true;
+            }
             self.holders.sort_unstable();
             sample(&mut self.beside, self.random);
             sample(&mut self.spares, self.random);
             sample(&mut self.waits, self.random);
             sample(&mut self.holders, self.random);
             if self.holders.is_empty() {
-                self.draw_records();
+                sample(&mut self.records, self.random);
             }
         }
         is_over
     }
 
-    /// If a sampled holder is dead, any record may name it, so all are examined; otherwise a sample is
-    /// enough.
-    fn draw_records(&mut self) {
+    /// If a sampled holder is dead, any record may name it, so all are examined, also those that were written after
+    /// the names were read; otherwise a sample is enough.
+    fn draw_records(&mut self, inside: &Inside<'_>) -> Result<(), Failure> {
         self.dead.sort_unstable();
         if self.dead.is_empty() {
             sample(&mut self.records, self.random);
+        } else {
+            (self.names, self.records) = (Some(inside.names()?), Vec::new());
         }
+        Ok(())
     }
 
     fn clear(&self, inside: &Inside<'_>, now: Now, id: RecordId) -> Result<(), Failure> {

@@ -138,7 +138,7 @@ impl DirectoryWorker {
             WatchMode::Calls if self.look.is_some() => {}
             WatchMode::Calls => {
                 self.rare_at = runtime.now() + rare(runtime);
-                self.look = Some(runtime.sleep_until(self.rare_at));
+                self.look_by(self.rare_at);
             }
             WatchMode::All => self.begin_looks(),
         }
@@ -200,7 +200,14 @@ impl DirectoryWorker {
     }
 
     fn look_after(&mut self, delay: Duration) {
-        self.look = Some(self.runtime.sleep_until(self.runtime.now() + delay));
+        self.look_by(self.runtime.now() + delay);
+    }
+
+    /// Schedules the next look, unless one is due before: a busy lock would put off those at all others.
+    fn look_by(&mut self, at: Moment) {
+        if self.look.as_ref().is_none_or(|(due, _)| at < *due) {
+            self.look = Some((at, self.runtime.sleep_until(at)));
+        }
     }
 
     /// Begins the periodic looks, unless one is scheduled already.
@@ -213,6 +220,7 @@ impl DirectoryWorker {
     /// Looks at some of the locks with listeners, because a crash may go unnoticed and inotify may be
     /// unavailable.
     pub(super) fn look(&mut self) {
+        self.look = None;
         if self.looking.is_empty() {
             let now = self.runtime.now();
             let is_rare = now >= self.rare_at;
@@ -230,12 +238,10 @@ impl DirectoryWorker {
                 self.watch.iter_mut().for_each(DirectoryWatch::end_directory);
             }
             if self.looking.is_empty() && self.listeners.any_calls() {
-                self.look = Some(self.runtime.sleep_until(self.rare_at));
-                return;
+                return self.look_by(self.rare_at);
             }
             let watches = self.watch.as_ref().is_some_and(DirectoryWatch::is_active);
             if self.looking.is_empty() && (!watches || self.idle_looks > IDLE_LOOKS) {
-                self.look = None;
                 self.watch.iter_mut().for_each(DirectoryWatch::end);
                 return;
             }
@@ -252,6 +258,7 @@ impl DirectoryWorker {
         // Let other tasks run; the next round is scheduled from the end of this one.
         let took = self.runtime.now().since(self.looking_since);
         let pause = if self.looking.is_empty() { LOOK.max(took * SHARE) } else { Duration::ZERO };
+        self.look = None;
         self.look_after(pause);
     }
 

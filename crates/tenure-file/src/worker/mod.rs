@@ -120,8 +120,8 @@ pub(super) struct DirectoryWorker {
     sweep_at: Option<BoxFuture<'static, ()>>,
     listeners: Listeners,
     watch: Option<DirectoryWatch>,
-    /// When the next look is due; `None` while there is nothing to look at.
-    look: Option<BoxFuture<'static, ()>>,
+    /// The next look, and when it is due; `None` while there is nothing to look at.
+    look: Option<(Moment, BoxFuture<'static, ()>)>,
     /// Locks left to look at in this round, and when the round began.
     looking: Vec<RecordId>,
     looking_since: Moment,
@@ -252,7 +252,7 @@ impl DirectoryWorker {
         if self.sweep_at.as_mut().is_some_and(|sweep| sweep.poll_unpin(context).is_ready()) {
             return Poll::Ready(DueEvent::Sweep);
         }
-        if self.look.as_mut().is_some_and(|look| look.poll_unpin(context).is_ready()) {
+        if self.look.as_mut().is_some_and(|(_, look)| look.poll_unpin(context).is_ready()) {
             return Poll::Ready(DueEvent::Look);
         }
         Poll::Pending

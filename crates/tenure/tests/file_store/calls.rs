@@ -131,6 +131,28 @@ fn one_that_cannot_be_written_down_asks_now_and_then() {
 }
 
 #[test]
+fn a_busy_lock_puts_off_no_look_at_another() {
+    let (dir, first) = (dir(), owner());
+    let client = Client::new(dir.path());
+    client.acquire("x", &first);
+    let mut waiting = Waiting::new(dir.path());
+    // So that nobody calls it.
+    fs::remove_file(&files(dir.path(), "waits-")[0]).expect("a list");
+    client.release("x", &first);
+    let mut busy = waiting.client.listen_to_ask("busy");
+    let (ours, theirs, begin) = (owner(), owner(), Instant::now());
+    while !waiting.has_heard() {
+        assert!(begin.elapsed() < 20 * SECOND, "it does not look");
+        assert!(is_held(&client.acquire("busy", &theirs)));
+        assert!(is_busy(&waiting.client.acquire("busy", &ours)));
+        client.release("busy", &theirs);
+        assert!(waiting.client.within(SECOND, busy.next()).is_some(), "it is called");
+        assert!(is_held(&waiting.client.acquire("busy", &ours)));
+        waiting.client.release("busy", &ours);
+    }
+}
+
+#[test]
 fn a_task_that_asks_once_and_does_not_wait_takes_no_turn_from_those_who_wait() {
     let (dir, first) = (dir(), owner());
     let client = Client::new(dir.path());

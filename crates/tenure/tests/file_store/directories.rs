@@ -137,6 +137,25 @@ fn on_a_full_file_system_a_long_queue_is_renewed_and_moves_on() {
     assert_eq!(found(queue.inspect("q")).waiters.len(), 39);
 }
 
+/// A record is as long as its lock's name at least.
+#[test]
+fn on_a_full_file_system_a_lock_with_a_long_name_is_not_overwritten() {
+    let mount = Mount::new("size=256k");
+    let dir = mount.0.path();
+    let (client, holder, name) = (Client::new(dir), owner(), "n".repeat(9_000));
+    assert!(is_held(&client.acquire(&name, &holder)));
+    let mut file = fs::File::create(dir.join("ballast")).expect("a file");
+    while file.write_all(&[0; 1024]).is_ok() {}
+    let inode = || fs::metadata(&files(dir, "lock-")[0]).expect("a record").ino();
+    for more in 0..3 {
+        let before = inode();
+        assert!(is_held(&client.renew(&name, &holder, None, LONG_MS + more)));
+        assert!(inode() != before, "overwritten");
+    }
+    assert_eq!(client.release(&name, &holder), Answer::Released { left: 0 });
+    assert_eq!(files(dir, "spare-"), Vec::<PathBuf>::new());
+}
+
 /// Also the first time, when no space is reserved.
 #[test]
 fn on_a_full_file_system_what_is_held_is_renewed_and_who_waits_keeps_its_place() {
@@ -190,6 +209,20 @@ fn a_directory_that_is_replaced_is_noticed_by_who_listens_and_by_who_holds() {
     let other = Client::new(&path);
     assert!(is_held(&other.acquire("x", &owner())));
     assert!(is_busy(&client.renew("x", &name, None, LONG_MS)), "both would hold");
+}
+
+#[test]
+fn a_directory_that_is_replaced_while_a_stopped_process_has_its_guard_is_left() {
+    let dir = dir();
+    let path = dir.path().join("locks");
+    let (client, name) = (Client::new(&path), owner());
+    assert!(is_held(&client.acquire("x", &name)));
+    let guard = fs::File::open(path.join("guard")).expect("the guard");
+    guard.lock().expect("a lock");
+    fs::rename(&path, dir.path().join("aside")).expect("moved");
+    assert!(is_held(&client.acquire("y", &owner())));
+    assert!(is_busy(&Client::new(&path).acquire("y", &owner())));
+    drop(guard);
 }
 
 #[test]
