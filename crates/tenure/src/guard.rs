@@ -334,7 +334,8 @@ impl Guard {
         if let Some(lost) = self.outcome() {
             return Err(lost);
         }
-        let (store, lease) = (&self.shared.engine.store, self.lease());
+        let (engine, lease) = (&self.shared.engine, self.lease());
+        let store = &engine.store;
         let hold = CheckedHold {
             url: Arc::clone(store.url()),
             name: lease.name.clone(),
@@ -344,10 +345,12 @@ impl Guard {
         match transaction.run(&hold).await {
             Ok(true) => Ok(()),
             Ok(false) => {
+                // Its snapshot may be older than the grant, so this is no proof of a loss.
+                lease.doubt(engine);
                 let reason = "the transaction found another owner or an expired lease";
                 Err(Error::lost(&self.name, store.url(), reason))
             }
-            Err(failure) => Err(self.shared.engine.silent(&self.name, failure)),
+            Err(failure) => Err(engine.silent(&self.name, failure)),
         }
     }
 
@@ -564,6 +567,7 @@ impl Guard {
         self.check_kept(time)?;
         self.part().await?;
         self.lease().set_detaching();
+        self.lease().set_asked_until(self.shared.engine.now() + time);
         self.ask(self.lease().renewal(time, Some(Liveness::Lease), None)).await?;
         self.still()?;
         if let Some(held) = self.held.take() {

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use futures_util::future::{Either, join_all, select};
+use futures_util::future::{Either, FutureExt, join_all, select};
 use tenure::{Guard, Locks, Options, Owner, Result, Status, block_on};
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Client, Server, eventually};
@@ -60,6 +60,35 @@ fn are_served_in_order(held: Guard, first: Waiter, second: Waiter) {
     block_on(first.release()).expect("it is held");
     let second = second.join().expect("no panic").expect("an answer").expect("its turn");
     block_on(second.release()).expect("it is held");
+}
+
+/// A mutex's only waiter sends its request itself, while the task that asked for it before sleeps.
+#[test]
+fn an_only_waiter_that_is_dropped_while_it_asks_leaves_no_lock() {
+    let server = Server::start();
+    let [ours, theirs] = [(); 2].map(|()| locks(&server.url()));
+    let mutex = ours.mutex("x").expect("a name");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let mut held = mutex.lock().await.expect("a free lock");
+        for turn in 0..10 {
+            let mut waits = Box::pin(mutex.lock());
+            let asks = tokio::time::timeout(Duration::from_millis(50), &mut waits);
+            assert!(asks.await.is_err(), "it is held");
+            held.release().await.expect("a release");
+            if turn % 2 == 0 {
+                // After this hand-over no other client waits.
+                held = waits.await.expect("its turn");
+                continue;
+            }
+            assert!(waits.as_mut().now_or_never().is_none(), "no answer is that quick");
+            drop(waits);
+            ours.flush().await.expect("its grant is given back");
+            let free = theirs.mutex("x").expect("a name").try_lock().await.expect("an answer");
+            free.expect("nobody holds it").release().await.expect("a release");
+            held = mutex.lock().await.expect("a free lock");
+        }
+    });
 }
 
 /// Their places are kept for up to 5 s, and none expires before the next gets its turn.

@@ -220,7 +220,9 @@ impl Course {
                 NextStep::Over => return Ok(None),
                 NextStep::Retry(at) => {
                     self.engine.runtime.sleep_until(at).await;
-                    if self.limit.is_some_and(|limit| at >= limit) {
+                    let is_over = |at| self.limit.is_some_and(|limit| at >= limit);
+                    // As after a suspend of the machine. The store answered when it was asked last.
+                    if is_over(at) || self.busy_at.is_some() && is_over(self.engine.now()) {
                         return Ok(None);
                     }
                     asked = self.request().await;

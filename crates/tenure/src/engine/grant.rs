@@ -50,6 +50,8 @@ pub(super) struct LeaseState {
     extent: Extent,
     /// When the last request was sent that may have extended the lease, answered or not.
     asked_at: Moment,
+    /// The end of the longest lease that a request asked for which was not for the ttl, answered or not.
+    asked_until: Moment,
     /// The end of the time for which the lock is certainly held.
     pub(super) deadline: Moment,
     /// When the renewer looks at it next; `None` while it is not scheduled.
@@ -219,7 +221,7 @@ impl Lease {
     /// longer on the store than `max_hold` allows here.
     pub(super) fn over_at(&self) -> Moment {
         let state = self.root().state();
-        state.deadline.max(state.asked_at + self.options.ttl)
+        state.deadline.max(state.asked_at + self.options.ttl).max(state.asked_until)
     }
 
     /// How much earlier it is renewed when there are many leases.
@@ -242,7 +244,15 @@ impl Lease {
     /// The same for another lease than the ttl.
     pub(crate) fn ask_for(&self, now: Moment, time: Duration) -> Duration {
         self.ask(now);
-        self.clipped(now, time)
+        let time = self.clipped(now, time);
+        self.set_asked_until(now + time);
+        time
+    }
+
+    /// Records the end of a lease for which a request is about to be sent, and which is not the ttl.
+    pub(crate) fn set_asked_until(&self, until: Moment) {
+        let mut state = self.root().state();
+        state.asked_until = state.asked_until.max(until);
     }
 
     /// The lease, clipped to `max_hold`.
@@ -412,6 +422,7 @@ impl LeaseState {
             phase: Phase::Granted,
             extent: Extent::Whole { sent },
             asked_at: sent,
+            asked_until: sent,
             deadline: sent,
             due: None,
             doubtful_at: None,

@@ -100,6 +100,11 @@ impl Lease {
         root.set_deadline(sent, engine.now(), time);
         engine.renewer.reschedule(engine, root);
     }
+
+    /// Verifies it soon, because something says that it may have ended.
+    pub(crate) fn doubt(self: &Arc<Self>, engine: &Engine) {
+        engine.renewer.check(engine, self.shared_root().unwrap_or(self));
+    }
 }
 
 /// Maximum renewals in one request.

@@ -271,7 +271,7 @@ impl Strategy for AskForFirst {
     async fn serve(server: &mut QueueServer<Self>) {
         server.strategy.under_way = Some(server.engine.pending_releases.add(None));
         if let Some((number, ask)) = server.wait_queue.next() {
-            server.ask_for(number, &ask).await;
+            server.ask_for(number, ask).await;
         }
         if !server.has_waiters() {
             server.strategy.under_way = None;
@@ -300,9 +300,9 @@ impl Strategy for AskForFirst {
 
 impl QueueServer<AskForFirst> {
     /// One request for a waiter, and the sleep after it.
-    async fn ask_for(&mut self, number: u64, ask: &Acquisition) {
+    async fn ask_for(&mut self, number: u64, ask: Arc<Acquisition>) {
         if !planted(Bug::ListenAfterAsking) {
-            self.listen(ask).await;
+            self.listen(&ask).await;
         }
         self.yield_to_others().await;
         // This request covers all earlier messages and notifications.
@@ -312,13 +312,13 @@ impl QueueServer<AskForFirst> {
         }
         // On a quorum, two clients may each have the members that the other lacks; without a pause they would
         // retry in alternation for ever.
-        let is_out_of_turn = ask.spec == LockSpec::Mutex && self.wait_queue.queue().known.has(ask);
+        let is_out_of_turn = ask.spec == LockSpec::Mutex && self.wait_queue.queue().known.has(&ask);
         let sent = self.engine.now();
         let asked = ask.request(true, None, sent).await;
         self.strategy.hop = self.engine.now().since(sent);
         self.strategy.is_expected = !matches!(asked, AcquireOutcome::Held(..) | AcquireOutcome::Lapsed(_));
         if planted(Bug::ListenAfterAsking) {
-            self.listen(ask).await;
+            self.listen(&ask).await;
         }
         let is_heard = !matches!(asked, AcquireOutcome::Silent(_));
         if is_heard {
@@ -346,7 +346,7 @@ impl QueueServer<AskForFirst> {
                 if self.wait_queue.held_by(owner) && !is_out_of_turn {
                     return;
                 }
-                self.pause(ask, &holder, left_ms)
+                self.pause(&ask, &holder, left_ms)
             }
             // Kinds without a queue never answer this.
             AcquireOutcome::Waiting(_) => CAP,
@@ -361,9 +361,12 @@ impl QueueServer<AskForFirst> {
                 self.next_backoff()
             }
         };
+        let is_mutex = ask.spec == LockSpec::Mutex;
+        // A waiter that leaves from now on gives back at once what it may have been granted.
+        drop(ask);
         if is_heard {
             self.strategy.under_way = None;
-            let station = self.subscription.station().filter(|_| ask.spec == LockSpec::Mutex);
+            let station = self.subscription.station().filter(|_| is_mutex);
             self.wait_queue.queue().known.asleep = station.cloned();
         }
         self.sleep(self.engine.now() + pause).await;
