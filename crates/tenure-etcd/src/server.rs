@@ -127,8 +127,9 @@ impl EtcdCluster {
         let mut success: Vec<RequestOp> =
             changes.into_iter().filter_map(|(key, change)| write(key, change)).collect();
         let read = |key| RequestOp::from(OpRequest::Range(RangeRequest { key, ..RangeRequest::default() }));
-        success.extend(change.reads_record.then(|| read(self.record_key(&change.name))));
         success.extend(change.victims.iter().map(|victim| self.write_marker(*victim)));
+        // The last reply.
+        success.extend(change.reads_record.then(|| read(self.record_key(&change.name))));
         let mut compare = vec![self.is_marker(session, Some(marker)), stands];
         compare.extend(change.moved_from.iter().map(|session| self.is_marker(*session, None)));
         let failure = vec![read(key.clone()), read(self.marker(session))];

@@ -12,6 +12,7 @@ use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
 
 use super::WriteState;
 use super::backend::{Backend, Session, Stamp, Stored};
+use super::exchange::LOOKED_AT;
 use super::holders::AllHolders;
 use super::known::{Known, QueuedAcquire};
 use super::leases::{About, ClientHold, HoldKey, KeptSession, SharedTable, life};
@@ -22,7 +23,7 @@ use crate::net::by;
 use crate::owner::Owner;
 use crate::planted::{Bug, planted};
 use crate::protocol::lease::TTL_MIN;
-use crate::protocol::{self, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
+use crate::protocol::{self, Data, Fence, LockSpec, Now, Op, ReleaseScope, Verb};
 use crate::runtime::Runtime;
 use crate::store::{Cursor, Failure, Page, Signals};
 use crate::sync::Locked;
@@ -372,21 +373,42 @@ impl CasClient {
         snapshot: &LockSnapshot,
         most: usize,
     ) -> Result<(), Failure> {
-        if self.look_at_first(name, snapshot, most).await? && most < usize::MAX {
-            self.look_at_first(name, snapshot, usize::MAX).await?;
+        /// No server tracks lifetimes with a finer resolution.
+        const FRESH: Duration = Duration::from_millis(500);
+        let sessions = || snapshot.bindings.values().map(|binding| binding.session);
+        if self.look_at_first(name, sessions(), most, FRESH).await? && most < usize::MAX {
+            self.look_at_first(name, sessions(), usize::MAX, FRESH).await?;
         }
         Ok(())
     }
 
-    /// Returns whether one of the first is gone.
-    async fn look_at_first(
+    /// Whether one of the many holders of a lock has died of which [`look_at`](Self::look_at) has not heard.
+    pub(super) async fn has_lost_holder(
         &self,
         name: &LockName,
         snapshot: &LockSnapshot,
-        most: usize,
+        living: &BTreeMap<u64, u64>,
     ) -> Result<bool, Failure> {
-        /// No server tracks lifetimes with a finer resolution.
-        const FRESH: Duration = Duration::from_millis(500);
+        /// Limits what a crowd that finds such a lock busy asks of the server.
+        const RECENT: Duration = Duration::from_secs(5);
+        let Some(Data::Queue(queue)) = &snapshot.data else { return Ok(false) };
+        let holding = queue.holding().filter(|number| living.contains_key(number));
+        let sessions = holding.filter_map(|number| Some(snapshot.bindings.get(&number)?.session));
+        let sessions: BTreeSet<Session> = sessions.collect();
+        if sessions.len() <= LOOKED_AT {
+            return Ok(false);
+        }
+        self.look_at_first(name, sessions.into_iter(), usize::MAX, RECENT).await
+    }
+
+    /// Checks up to `most` sessions that were not seen alive within `age`. Returns whether one is gone.
+    async fn look_at_first(
+        &self,
+        name: &LockName,
+        all: impl Iterator<Item = Session>,
+        most: usize,
+        age: Duration,
+    ) -> Result<bool, Failure> {
         let now = self.runtime.now();
         let (mut sessions, mut is_any_gone) = (Vec::new(), false);
         {
@@ -394,8 +416,7 @@ impl CasClient {
             let opened = table.watched.get(name).map(|watched| watched.opened);
             let opened = opened.filter(|_| !planted(Bug::CasDeathBeforeWatch));
             let mut checked = BTreeSet::new();
-            for binding in snapshot.bindings.values() {
-                let session = binding.session;
+            for session in all {
                 let own = table.lease_of(session).copied();
                 // A session that was not kept alive for its lifetime, as in a paused process, may be gone.
                 let keeps = self.backend.keeps_sessions() || planted(Bug::CasOwnSessionTrusted);
@@ -405,7 +426,7 @@ impl CasClient {
                     continue;
                 }
                 let is_known = match table.others.get(&session) {
-                    Some(Some(at)) => now.since(*at) < FRESH && opened.is_none_or(|opened| *at > opened),
+                    Some(Some(at)) => now.since(*at) < age && opened.is_none_or(|opened| *at > opened),
                     // The server has said so before, and a session never lives again.
                     Some(None) => {
                         is_any_gone = true;

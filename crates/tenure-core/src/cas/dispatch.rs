@@ -136,7 +136,16 @@ impl CasClient {
         };
         self.write_barrier(patience).await?;
         let bind = self.bind(op).await?;
-        let answers = self.carry_out(&[BatchMember { op, sent, bind, about, beside }], known).await?;
-        answers.into_iter().next().flatten().ok_or_else(abandoned)
+        let answers = self.carry_out(&[BatchMember { op, sent, bind, about, beside }], known).await;
+        let answer = answers.and_then(|answers| answers.into_iter().next().flatten().ok_or_else(abandoned));
+        let is_unbound = match &answer {
+            Ok(answer) => matches!(answer.plain(), Answer::Free | Answer::Busy { .. }),
+            Err(failure) => matches!(failure, Failure::Refused(_)),
+        };
+        // It was opened for a hold that outlives this client, and there is none.
+        if let Some(bind) = bind.filter(|bind| bind.is_detached && is_unbound) {
+            self.close(bind.session);
+        }
+        answer
     }
 }

@@ -24,8 +24,8 @@ use crate::txn::{Txn, Verdict};
 
 /// Maximum attempts of a request after write conflicts.
 const ATTEMPTS: u32 = 100;
-/// Maximum sessions of other clients checked per request: those of holders and of the first waiters.
-const LOOKED_AT: usize = 32;
+/// Maximum sessions of other clients checked by each request: those of holders and of the first waiters.
+pub(super) const LOOKED_AT: usize = 32;
 /// Maximum holders notified by the write that ends their holds by force. The others are notified after it,
 /// and their renewals succeed until then.
 const VICTIMS: usize = 48;
@@ -156,7 +156,16 @@ impl<'a> Exchange<'a> {
             let now = client.now();
             self.living = client.ends(name, &self.snapshot, now);
             match self.step(now)? {
-                MachineStep::Done(result) => return Ok(Some(*result)),
+                MachineStep::Done(result) => {
+                    let has_to_wait = |answer: &Answer| !matches!(answer.plain(), Answer::Held { .. });
+                    if matches!(verb, Verb::Acquire { .. } | Verb::Refresh { .. })
+                        && result.answers.iter().flatten().any(has_to_wait)
+                        && client.has_lost_holder(name, &self.snapshot, &self.living).await?
+                    {
+                        continue;
+                    }
+                    return Ok(Some(*result));
+                }
                 MachineStep::NeedsPlace => self.place = Some(client.place_session(self.members).await?),
                 MachineStep::Lacks(parts) => {
                     if !self.read_parts(parts).await? {

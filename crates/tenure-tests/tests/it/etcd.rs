@@ -58,6 +58,25 @@ fn a_first_server_that_answers_no_dial_is_passed_over() {
     block_on(guard.release()).expect("a release");
 }
 
+/// More than a request looks at.
+#[test]
+fn of_many_holders_one_that_died_unseen_frees_its_permit() {
+    const PERMITS: u32 = 36;
+    let server = Etcd::start();
+    let proxy = Proxy::start(server.address());
+    let hold = |locks: &Locks| {
+        block_on(async { locks.semaphore("x", PERMITS)?.try_acquire().await }).expect("an answer")
+    };
+    let crowd: Vec<Locks> = (1..PERMITS).map(|_| client(&server.url())).collect();
+    let _held: Vec<Guard> = crowd.iter().map(|locks| hold(locks).expect("a permit")).collect();
+    let dying = client(&format!("etcd://{}", proxy.address()));
+    let _dying = hold(&dying).expect("the last permit");
+    let newcomer = client(&server.url());
+    assert!(hold(&newcomer).is_none());
+    proxy.set(Fault::BlackHole);
+    eventually("its permit is free", Duration::from_secs(60), || hold(&newcomer).is_some());
+}
+
 fn crowd(url: &str, members: usize, is_fair: bool) -> Crowd {
     Crowd::start((0..members).map(|_| client(url)), is_fair)
 }
