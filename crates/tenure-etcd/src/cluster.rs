@@ -288,10 +288,12 @@ async fn open(
     runtime: &dyn Runtime,
 ) -> Result<Pin<Box<dyn ByteStream>>, Failure> {
     let dialled = dial(to, runtime).await.map_err(|error| Failure::NotSent(Arc::new(error)))?;
-    match tls {
-        Some(tls) => Ok(encrypt(dialled.stream, to.host(), tls, "etcd://").await?.stream),
-        None => Ok(dialled.stream),
-    }
+    let stream: Pin<Box<dyn ByteStream>> = match tls {
+        Some(tls) => encrypt(dialled.stream, to.host(), tls, "etcd://").await?.stream,
+        None => dialled.stream,
+    };
+    dialled.attempt.succeeded();
+    Ok(stream)
 }
 
 pub(super) async fn unary<M, A>(

@@ -17,7 +17,7 @@ use super::statements::{self, hex};
 use super::url::MysqlTarget;
 use super::wire::{MysqlWire, StatementReply, Values, WireError};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Counted, DialStage, Tls, TlsMode, dial};
+use tenure_core::net::{Address, Attempt, Counted, DialStage, Tls, TlsMode, dial};
 use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -111,10 +111,11 @@ impl MysqlConnector {
             }
             wire => wire,
         };
-        let mut wire = wire.map_err(WireError::login)?;
+        let (mut wire, attempt) = wire.map_err(WireError::login)?;
         self.stage.set(format!("{address} has not answered about itself"));
         let label = format!("tenure-{:016x}", self.runtime.random());
         let (longest, rolls_back, is_mariadb) = self.prepare(&mut wire, &label, before).await?;
+        attempt.succeeded();
         let (jobs, asked) = mpsc::unbounded_channel();
         let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
         self.runtime.spawn(
@@ -136,7 +137,7 @@ impl MysqlConnector {
         address: &Address,
         tls: Option<&Tls>,
         heard: &Arc<AtomicU64>,
-    ) -> Result<MysqlWire, WireError> {
+    ) -> Result<(MysqlWire, Attempt), WireError> {
         let target = &self.target;
         self.stage.set(format!("{address} has not been reached"));
         let dialled = dial(address, &*self.runtime).await;
@@ -146,7 +147,8 @@ impl MysqlConnector {
         let (user, password) = target.login().map_err(WireError::Refused)?;
         let host = matches!(address, Address::Tcp(..)).then(|| address.host());
         let (database, key) = (&*target.database, &target.key);
-        log_in(Box::pin(stream), LoginRequest { user: &user, database, host, tls, key }, &password).await
+        let request = LoginRequest { user: &user, database, host, tls, key };
+        Ok((log_in(Box::pin(stream), request, &password).await?, dialled.attempt))
     }
 
     /// Checks the server, terminates the previous connection, and creates the table if it is missing. Returns

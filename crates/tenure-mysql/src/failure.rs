@@ -25,7 +25,9 @@ const DEADLOCK: u16 = 1213;
 /// The server takes no writes.
 const READ_ONLY: [u16; 3] = [1290, 1792, 1836];
 /// A shutdown, a killed connection, a node without its cluster, a dropped table.
-const ENDS: [u16; 6] = [1047, 1053, 1146, 1927, 3169, 4031];
+const ENDS: [u16; 6] = [1047, 1053, 1146, KILLED, 3169, 4031];
+/// The connection was killed, or MaxScale has lost its server, which may have carried out the statement.
+const KILLED: u16 = 1927;
 /// A full disk or table, an error of the storage engine, no memory, too many transactions, an interrupted or too
 /// slow statement, network errors, and a change that the other members of a group have refused.
 const PASSES: [u16; 16] = [
@@ -80,7 +82,7 @@ impl ReportedError {
             return Failure::full(text);
         }
         let passes = [&CONTENDED[..], &READ_ONLY, &ENDS, &PASSES].concat().contains(&self.code);
-        let is_lost = self.code == AT_COMMIT || OF_PROXY.contains(&self.code);
+        let is_lost = matches!(self.code, AT_COMMIT | KILLED) || OF_PROXY.contains(&self.code);
         match (passes, is_lost) {
             (_, true) if writes => Failure::Unknown(Failure::cause(text)),
             (false, false) => Failure::Refused(Failure::cause(text)),

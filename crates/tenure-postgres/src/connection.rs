@@ -20,7 +20,9 @@ use super::tls::{EncryptedStream, Encryption};
 use super::url::{PostgresTarget, quoted};
 use tenure_core::CLIENT;
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial_with};
+use tenure_core::net::{
+    Address, Attempt, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial_with,
+};
 use tenure_core::owner::Owner;
 use tenure_core::platform::Keepalive;
 use tenure_core::rows::{Server, ServerConnection, first_usable};
@@ -118,7 +120,7 @@ impl PrimaryConnector {
         let label = label(&self.target.session.application, &*self.runtime);
         let heard = Arc::new(AtomicU64::new(0));
         let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));
-        let (client, mut driver) = match self.log_in(address, tls, &label, &heard).await {
+        let (client, mut driver, attempt) = match self.log_in(address, tls, &label, &heard).await {
             Err((_, true)) => self.log_in(address, None, &label, &heard).await,
             logged_in => logged_in,
         }
@@ -146,6 +148,7 @@ impl PrimaryConnector {
         );
         self.stage.set(format!("{address} has not reported its version"));
         let table = self.look(&client, before).await?;
+        attempt.succeeded();
         let channel = channel_of(table);
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
         let prepared = match self.target.is_pooled {
@@ -173,11 +176,12 @@ impl PrimaryConnector {
         tls: Option<&Tls>,
         label: &str,
         heard: &Arc<AtomicU64>,
-    ) -> Result<(Client, Connection<Counted, EncryptedStream>), (Failure, bool)> {
+    ) -> Result<(Client, Connection<Counted, EncryptedStream>, Attempt), (Failure, bool)> {
         let PostgresTarget { session, is_pooled, .. } = &self.target;
         self.stage.set(format!("{address} has not been reached"));
         let dialled = dial_with(address, session.keepalive, &*self.runtime).await;
-        let Dialled { stream, .. } = dialled.map_err(|error| (Failure::NotSent(Arc::new(error)), false))?;
+        let Dialled { stream, attempt, .. } =
+            dialled.map_err(|error| (Failure::NotSent(Arc::new(error)), false))?;
         let stream = Counted::new(stream, Arc::clone(heard));
         let mut config = Config::new();
         let (user, password) = self.target.login(address).map_err(|failure| (failure, false))?;
@@ -205,7 +209,8 @@ impl PrimaryConnector {
         }
         self.stage.set(format!("{address} has not answered the login"));
         let (encryption, has_agreed) = Encryption::of(tls, session.is_direct, address, &mut config);
-        config.connect_raw(stream, encryption).await.map_err(|error| {
+        let connected = config.connect_raw(stream, encryption).await;
+        connected.map(|(client, driver)| (client, driver, attempt)).map_err(|error| {
             let is_preferred = tls.is_some_and(|tls| tls.mode == TlsMode::Prefer);
             let is_to_blame = ConnectError::behind(&error).is_some()
                 || error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION);

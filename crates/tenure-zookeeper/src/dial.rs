@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, ReadBuf};
 use super::jute::Reader;
 use super::messages::{ConnectRequest, code, fixed};
 use super::url::ZooKeeperTarget;
-use tenure_core::net::{Address, Stream, by, dial, encrypt};
+use tenure_core::net::{Address, Attempt, Stream, by, dial, encrypt};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning};
 
@@ -155,21 +155,24 @@ impl Dialer {
         address: &Address,
         session: &ConnectRequest,
     ) -> Result<(Wire, ConnectRequest), Failure> {
-        let stream = self.connect(address).await?;
-        match self.begin(address, session, stream).await {
+        let (stream, attempt) = self.connect(address).await?;
+        let begun = match self.begin(address, session, stream).await {
             // A session that is resumed must not lose the time.
             Err(Failure::NotSent(_)) if session.id == 0 => {
-                let mut stream = self.connect(address).await?;
+                let (mut stream, again) = self.connect(address).await?;
                 self.outlast(address, &mut stream).await?;
+                again.succeeded();
                 self.begin(address, session, stream).await
             }
             begun => begun,
-        }
+        }?;
+        attempt.succeeded();
+        Ok(begun)
     }
 
-    async fn connect(&self, address: &Address) -> Result<Pin<Box<dyn Stream>>, Failure> {
+    async fn connect(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, Attempt), Failure> {
         match dial(address, &*self.runtime).await {
-            Ok(dialled) => Ok(dialled.stream),
+            Ok(dialled) => Ok((dialled.stream, dialled.attempt)),
             // The connection was accepted and closed.
             Err(error)
                 if matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset) =>

@@ -1,6 +1,7 @@
 //! Addresses, connections and their supervision, TLS, deadlines and reconnect backoff for stores on servers;
 //! [`url`] parses their URLs.
 
+mod lookup;
 mod supervision;
 #[cfg(feature = "tls")]
 mod tls;
@@ -22,13 +23,14 @@ use futures_util::future::{Either, select};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 
 use crate::moment::Moment;
 use crate::platform::{Keepalive, connect_local};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 
+pub use lookup::Attempt;
 pub use supervision::{DialStage, SILENCE, Supervision, warn_of_silence};
 #[cfg(feature = "tls")]
 pub use tls::{encrypt, failure_of};
@@ -137,6 +139,8 @@ pub struct Dialled {
     pub stream: Pin<Box<dyn Stream>>,
     /// The client's address. A proxy would hide it from the server.
     pub local: Option<String>,
+    /// To be told once the connection is of use.
+    pub attempt: Attempt,
 }
 
 impl fmt::Debug for Dialled {
@@ -160,16 +164,18 @@ pub async fn dial(to: &Address, runtime: &dyn Runtime) -> io::Result<Dialled> {
 pub async fn dial_with(to: &Address, keepalive: Keepalive, runtime: &dyn Runtime) -> io::Result<Dialled> {
     Ok(match to {
         Address::Tcp(host, port) => {
-            let stream = first_of(lookup_host((&**host, *port)).await?, runtime).await?;
+            let stream = first_of(lookup::addresses_of(host, *port).await?.into_iter(), runtime).await?;
             // A request is one small write; Nagle's algorithm would delay it.
             stream.set_nodelay(true)?;
             keepalive.apply(&stream)?;
             let local = stream.local_addr().ok().map(|local| local.to_string());
-            Dialled { stream: Box::pin(stream), local }
+            let attempt = Attempt::at(stream.peer_addr().ok());
+            Dialled { stream: Box::pin(stream), local, attempt }
         }
         Address::Unix(path) => {
             let stream = connect_local(path).await?;
-            Dialled { stream: Box::pin(stream), local: path.to_str().map(|path| format!("{path}:0")) }
+            let local = path.to_str().map(|path| format!("{path}:0"));
+            Dialled { stream: Box::pin(stream), local, attempt: Attempt::default() }
         }
     })
 }

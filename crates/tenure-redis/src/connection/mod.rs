@@ -40,9 +40,9 @@ use tenure_core::CLIENT;
 use tenure_core::credentials::Credentials;
 use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
-pub use tenure_core::net::Dialled;
 pub use tenure_core::net::Stream;
 use tenure_core::net::url::Password;
+pub use tenure_core::net::{Attempt, Dialled};
 use tenure_core::net::{DialStage, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FirstConnection, FullWarning, Incarnation, SETUP};
@@ -289,7 +289,8 @@ impl Connector {
         sentinel: &Target,
         deadline: Moment,
     ) -> Result<Target, Failure> {
-        let connection = self.log_in(sentinel, None, deadline).await?;
+        let (connection, attempt) = self.log_in(sentinel, None, deadline).await?;
+        attempt.succeeded();
         self.stage.set(format!("{} has not reported the master", sentinel.address));
         let reply = self.by(deadline, connection.multiplexer.ask(&resolver.question())).await?;
         resolver.master(reply.map_err(Failure::not_sent)?)
@@ -305,7 +306,8 @@ impl Connector {
     ) -> Result<Connection, Failure> {
         let requests = listener.is_none();
         let logged_in = self.log_in(target, listener, deadline).await;
-        let connection = logged_in.inspect_err(|failure| self.full.note(target.shown(), failure))?;
+        let (connection, attempt) =
+            logged_in.inspect_err(|failure| self.full.note(target.shown(), failure))?;
         let multiplexer = &connection.multiplexer;
         if let Goal::Master(_) = self.goal {
             let role = self.by(deadline, multiplexer.ask(&command(&["ROLE"]))).await?;
@@ -318,6 +320,7 @@ impl Connector {
             // A replica lacks locks that its master has not replicated yet, and may be promoted at any time.
             return Err(Failure::NotSent(Failure::cause("this server is a replica; name its master")));
         }
+        attempt.succeeded();
         if let Some(before) = before {
             self.by(deadline, self.end(multiplexer, target, before, peer.as_ref())).await??;
         }
@@ -331,7 +334,10 @@ impl Connector {
     /// A connection without the preparation for locks. Pushes are ignored.
     pub(crate) async fn log_in_only(&self, target: &Target) -> Result<Connection, Failure> {
         self.stage.set(format!("{} has not answered", target.address));
-        self.log_in(target, Some(Arc::new(|_| ())), self.runtime.now() + DIAL).await
+        let until = self.runtime.now() + DIAL;
+        let (connection, attempt) = self.log_in(target, Some(Arc::new(|_| ())), until).await?;
+        attempt.succeeded();
+        Ok(connection)
     }
 
     /// Dials one server, sets up TLS, and logs in.
@@ -340,7 +346,7 @@ impl Connector {
         target: &Target,
         listener: Option<PushListener>,
         deadline: Moment,
-    ) -> Result<Connection, Failure> {
+    ) -> Result<(Connection, Attempt), Failure> {
         let requests = listener.is_none();
         let stage = |stage: &str| {
             if requests {
@@ -349,7 +355,8 @@ impl Connector {
         };
         stage("has not been reached");
         let dialled = self.by(deadline, self.dial.dial(&target.address)).await?;
-        let Dialled { stream, local } = dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
+        let Dialled { stream, local, attempt } =
+            dialled.map_err(|error| Failure::NotSent(Arc::new(error)))?;
         let stream = match (&target.access.tls, &target.address) {
             (Some(tls), Address::Tcp(host, _)) => {
                 stage("has not answered the TLS handshake; without TLS, use redis://");
@@ -384,7 +391,7 @@ impl Connector {
             failure => failure,
         })?;
         let (to, life) = (target.address.clone(), Incarnation::Unknown);
-        Ok(Connection { multiplexer, to, peer: None, local, is_direct: false, life, over })
+        Ok((Connection { multiplexer, to, peer: None, local, is_direct: false, life, over }, attempt))
     }
 
     async fn by<F: Future>(&self, deadline: Moment, work: F) -> Result<F::Output, Failure> {

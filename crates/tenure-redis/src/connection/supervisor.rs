@@ -84,6 +84,9 @@ impl Supervisor {
                 return Some(Ok(pipeline));
             }
             why.clone_from(&state.failure);
+            if state.closed {
+                return Some(Err(why.clone().unwrap_or_else(|| self.connector.stage.no_connection())));
+            }
             // Waiting does not fix wrong credentials. Failures from before this call do not count.
             let is_final = |failure: &&Failure| {
                 state.failures > before
