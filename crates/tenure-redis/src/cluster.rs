@@ -232,7 +232,7 @@ impl ClusterInner {
             let failure = match chosen.answered(answer) {
                 Ok(reply) => {
                     if asking && matches!(op.verb, Verb::Release { .. }) {
-                        self.tell_where_it_was(&op, deadline).boxed().await;
+                        self.tell_where_it_was(op.spec, &op.name, deadline).boxed().await;
                     }
                     return Ok(reply);
                 }
@@ -291,8 +291,15 @@ impl ClusterInner {
             let chosen = self.choose(&route, &op.lock, only_reads, deadline).await?;
             let routed = RoutedRequest { op: &op, pipeline: &chosen.pipeline, context, deadline };
             let answer = record::ask(&*self.runtime, &routed).await;
-            let answer = chosen.answered(answer);
-            let Err(failure) = answer else { return answer };
+            let failure = match chosen.answered(answer) {
+                Ok(answer) => {
+                    if asking && !only_reads {
+                        self.tell_where_it_was(LockSpec::Mutex, &op.lock, deadline).boxed().await;
+                    }
+                    return Ok(answer);
+                }
+                Err(failure) => failure,
+            };
             asked_of = self.redirected(slot, &route, failure, redirects, deadline).boxed().await?;
         }
     }
@@ -463,14 +470,14 @@ impl ClusterInner {
 
     /// Notifies waiters on the slot's previous node as well: until the whole slot has migrated they are still
     /// subscribed there and do not receive the importing node's messages.
-    async fn tell_where_it_was(&self, op: &Op, deadline: Moment) {
+    async fn tell_where_it_was(&self, spec: LockSpec, name: &LockName, deadline: Moment) {
         let (pipeline, space) = {
             let map = self.map();
-            let owner = map.table.owner(keys::slot(op.name.as_str()));
+            let owner = map.table.owner(keys::slot(name.as_str()));
             (owner.and_then(|owner| owner.node.link.open_pipeline()), map.space())
         };
         if let (Some(pipeline), Publish::Sharded) = (pipeline, space.publish) {
-            let channel = keys::channel(space, op.spec, op.name.as_str());
+            let channel = keys::channel(space, spec, name.as_str());
             let _ = pipeline.ask(&command(&[space.publish.command(), &channel, ""]), deadline).await;
         }
     }

@@ -71,6 +71,15 @@ struct Channel {
     was_heard: bool,
 }
 
+impl Channel {
+    /// Subscribes it again if it was refused.
+    fn ask_again(&mut self) {
+        if let ChannelState::Refused(_) = self.state {
+            self.state = ChannelState::New;
+        }
+    }
+}
+
 impl Drop for Channel {
     fn drop(&mut self) {
         self.station.set(None);
@@ -148,9 +157,7 @@ impl Notifications {
         channel.listeners.insert(id, (spec, publisher));
         channel.left = None;
         let station = channel.station.clone();
-        if let ChannelState::Refused(_) = channel.state {
-            channel.state = ChannelState::New;
-        }
+        channel.ask_again();
         let new = matches!(channel.state, ChannelState::New);
         if !state.runs && !state.closed {
             state.runs = true;
@@ -217,6 +224,7 @@ impl Notifications {
                     {
                         let mut state = self.state();
                         (state.failure, state.life) = (None, Some(connection.life.clone()));
+                        state.channels.values_mut().for_each(Channel::ask_again);
                     }
                     supervision.connected();
                     let mut was_of_use = false;
@@ -246,7 +254,10 @@ impl Notifications {
         let mut state = self.state();
         for channel in state.channels.values_mut() {
             channel.was_heard |= matches!(channel.state, ChannelState::Confirmed);
-            channel.state = ChannelState::New;
+            // A subscriber that was refused has yet to learn of it.
+            if !matches!(channel.state, ChannelState::Refused(_)) {
+                channel.state = ChannelState::New;
+            }
             channel.station.set(None);
         }
         state.life = None;

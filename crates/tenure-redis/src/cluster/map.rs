@@ -1,10 +1,11 @@
 //! The cached view of a cluster, and its refresh.
 
 use std::collections::BTreeMap;
+use std::pin::pin;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use futures_util::future::{FutureExt, join3, select_ok};
+use futures_util::future::{FutureExt, join3, pending, select, select_ok};
 use tokio::sync::Notify;
 
 use super::{ClusterInner, at, unserved};
@@ -19,8 +20,11 @@ use crate::topology::slots::{ClusterView, SLOTS};
 use tenure_core::moment::Moment;
 use tenure_core::store::Failure;
 
-/// Minimum pause between topology refreshes.
+/// Minimum pause between topology refreshes, and the longest after several that failed.
 const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Interval between refreshes while messages are plain: once the servers are upgraded, they are sharded.
+const PLAIN: Duration = Duration::from_secs(60);
 /// Timeout for one node's reply to a topology query.
 const ANSWER: Duration = Duration::from_secs(1);
 /// Nodes queried concurrently; the first valid reply wins.
@@ -120,12 +124,17 @@ impl ClusterInner {
     }
 
     /// Refreshes the topology: queries batches of nodes until one describes the slots.
-    async fn look(&self) {
+    ///
+    /// Returns whether one did.
+    async fn look(&self) -> bool {
         let mut why = unserved();
         for members in self.candidates().chunks(SIDE_BY_SIDE) {
             let views = members.iter().map(|member| self.ask_for_view(member).boxed());
             match select_ok(views).await {
-                Ok(((view, publish), _)) => return self.learn(&view, publish),
+                Ok(((view, publish), _)) => {
+                    self.learn(&view, publish);
+                    return true;
+                }
                 Err(failure) => why = failure,
             }
         }
@@ -135,6 +144,7 @@ impl ClusterInner {
             map.failure = Some(why);
         }
         self.changed.notify_waiters();
+        false
     }
 
     /// Nodes to query: connected ones first, rotated randomly because one of them may be partitioned from the
@@ -222,19 +232,23 @@ impl ClusterInner {
     }
 }
 
-/// Refreshes the topology whenever trouble is signalled, rate-limited by `PAUSE`.
+/// Refreshes the topology whenever trouble is signalled, rate-limited by `PAUSE`. A cluster that is down is queried
+/// less and less often, because each query may open connections to all of its nodes.
 pub(super) async fn topology_refresh(cluster: Weak<ClusterInner>) {
     let Some((runtime, trouble)) =
         cluster.upgrade().map(|inner| (Arc::clone(&inner.runtime), Arc::clone(&inner.trouble)))
     else {
         return;
     };
+    let (mut pause, mut is_plain) = (PAUSE, false);
     loop {
-        trouble.notified().await;
+        let again = if is_plain { runtime.sleep_until(runtime.now() + PLAIN) } else { pending().boxed() };
+        select(pin!(trouble.notified()), again).await;
         let Some(inner) = cluster.upgrade() else { return };
-        inner.look().await;
+        pause = if inner.look().await { PAUSE } else { (2 * pause).min(PAUSE_MAX) };
+        is_plain = inner.map().publish == Some(Publish::Plain);
         drop(inner);
-        runtime.sleep_until(runtime.now() + PAUSE).await;
+        runtime.sleep_until(runtime.now() + pause).await;
     }
 }
 

@@ -113,8 +113,16 @@ impl Node {
         let reading = match reading {
             // The first script on this connection was refused.
             Err(failure) if failure::forbids_scripts(&failure) => {
-                let plain = Scriptless::look(pipeline, failure, routed.deadline).boxed().await?;
-                return plain.ask(&self.exclusive, routed).boxed().await;
+                // Commands before it may have taken the lock.
+                let may_hold = matches!(failure, Failure::Unknown(_));
+                let asked = async {
+                    let plain = Scriptless::look(pipeline, failure, routed.deadline).await?;
+                    plain.ask(&self.exclusive, routed).await
+                };
+                return asked.boxed().await.map_err(|failure| match failure {
+                    Failure::NotSent(cause) | Failure::Refused(cause) if may_hold => Failure::Unknown(cause),
+                    failure => failure,
+                });
             }
             reading => reading?,
         };

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tenure::internals::Runtime;
 use tenure::internals::protocol::{Answer, Fence, LockSpec, Op, Verb};
-use tenure::internals::store::StoreExt;
 use tenure::internals::store::redis::{Redis, Target};
+use tenure::internals::store::{Failure, StoreExt};
 use tenure::{LockName, Locks, Owner, block_on};
-use tenure_testkit::asker::{Asker, acquire, refusal, release};
+use tenure_testkit::asker::{Asker, acquire, held, refusal, release};
 use tenure_testkit::conformance::{Case, Fixture, Flavour};
 use tenure_testkit::servers::{Config, Server, Value, eventually};
 use tenure_testkit::sim::chooser::Chooser;
@@ -415,4 +415,18 @@ fn scripts_that_are_allowed_again_are_used_again() {
     assert!(turn().expect_err("scripts are forbidden").is_unsupported());
     rights(&["+@scripting"]);
     eventually("scripts are used again", Duration::from_secs(20), || turn().is_ok());
+}
+
+/// By plain commands, of which the last was refused.
+#[test]
+fn who_loses_the_rights_in_the_middle_may_have_the_lock() {
+    let server = server();
+    server.command(&["ACL", "SETUSER", "plain", "+@all"]);
+    let asker = Asker::new(&url(&server, "plain"));
+    // With a token of the last second, the next lock needs no script.
+    let take = |turn: u32| asker.acquire(&format!("x{turn}"));
+    assert!((0..20).map(take).all(|said| held(&said)));
+    server.command(&["ACL", "SETUSER", "plain", "-incr", "-eval", "-evalsha"]);
+    assert!(matches!(take(20), Err(Failure::Unknown(_))), "its lock may be held");
+    assert!(server.has("x20"));
 }

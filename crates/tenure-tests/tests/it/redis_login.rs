@@ -1,10 +1,19 @@
 //! Connections that fail, and the logins of those that succeed.
 
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+#![expect(
+    clippy::disallowed_methods,
+    clippy::disallowed_types,
+    reason = "a test against a real server measures real time"
+)]
 
-use tenure::{Credentials, Locks, block_on};
-use tenure_testkit::servers::{Server, eventually};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use tenure::internals::protocol::LockSpec;
+use tenure::internals::store::{Failure, Purpose, Topic};
+use tenure::{Credentials, LockName, Locks, block_on};
+use tenure_testkit::asker::Asker;
+use tenure_testkit::servers::{Config, Server, eventually};
 
 use crate::common::ms;
 
@@ -84,6 +93,23 @@ fn a_password_file_is_read_at_each_dial() {
     let missing = Locks::open(&format!("{at}?password-file=/no/such/file")).expect("a store");
     let error = block_on(missing.ping()).expect_err("no password").to_string();
     assert!(error.contains("/no/such/file"), "{error}");
+}
+
+/// Messages have a connection of their own, which is made when they are needed.
+#[test]
+fn a_refused_login_for_messages_is_told_at_once() {
+    const LONG: Duration = Duration::from_secs(60);
+    let server = Server::start_with(Config::new().user("locks on >pw ~* &* +@all"));
+    let asker = Asker::new(&server.url().replace("redis://", "redis://locks:pw@"));
+    block_on(asker.store.ready(LONG)).expect("a login");
+    server.command(&["ACL", "SETUSER", "locks", "resetpass", ">other"]);
+    let (name, begun) = (LockName::new("x").expect("a name"), Instant::now());
+    let topic = Topic::new(&name, LockSpec::Mutex, Purpose::Watch);
+    let refused = block_on(asker.store.subscribe(topic, LONG)).expect_err("no login");
+    assert!(matches!(refused, Failure::Refused(_)), "{refused}");
+    assert!(begun.elapsed() < LONG / 2);
+    // The connection for requests has its login.
+    block_on(asker.store.ready(LONG)).expect("an answer");
 }
 
 #[test]
