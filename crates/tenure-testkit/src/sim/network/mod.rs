@@ -500,11 +500,12 @@ impl Inner {
         Audience { starts: (self.starts % 1024) as u16, unreached: Vec::new() }.station()
     }
 
-    /// Whether a removed waiter could have been reached.
+    /// Whether a removed waiter could have been reached. One that has no connection at all has no subscription either.
     fn passed(&self, now: TrueTime, owner: Owner) -> Passed {
         let end = self.clients.get(&(&owner).into()).map(|process| (*process, &self.ends[*process]));
-        let process =
-            end.filter(|(_, end)| !end.is_dead && now >= end.hears_from).map(|(process, _)| process);
+        let process = end
+            .filter(|(_, end)| !end.is_dead && now >= end.hears_from.max(end.up_at))
+            .map(|(process, _)| process);
         Passed { owner, process }
     }
 

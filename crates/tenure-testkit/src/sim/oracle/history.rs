@@ -99,7 +99,7 @@ impl History {
     }
 
     /// A task got a guard.
-    pub(super) fn granted(&mut self, at: TrueTime, hold: &Hold) {
+    pub(super) fn granted(&mut self, at: TrueTime, hold: &Hold, is_resumed: bool) {
         let Some(lock) = self.locks.get(&hold.name).copied() else { return };
         // Determine until when others hold.
         self.look(at, |turn| turn.lock == lock);
@@ -109,6 +109,10 @@ impl History {
             Some(turn) if turn.weight == hold.weight => turn.claims.push(claim),
             // A downgraded writer. The judge does not know downgrades and would see an unprotected reader.
             Some(_) => self.ends_here(at),
+            // It may have been an upgradeable reader, whose token is older than those of readers that have left.
+            None if is_resumed && lock.sort == line::Sort::Rwlock && hold.weight == lock.capacity => {
+                self.ends_here(at);
+            }
             None => {
                 let Hold { process, token, weight, .. } = *hold;
                 let (task, until) = (self.number(), at + 1);

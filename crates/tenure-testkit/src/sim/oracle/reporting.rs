@@ -225,7 +225,7 @@ impl Oracle {
             was_lost,
             is_watched,
         };
-        model.history.granted(at, &hold);
+        model.history.granted(at, &hold, told.is_resumed);
         model.holds.push(hold);
         drop(model);
         let holding = Holding { oracle: self.clone(), id, owner };
