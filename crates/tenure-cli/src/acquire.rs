@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure::{LockName, Locks, Owner};
+use tokio::task::yield_now;
 
 use crate::cli::{Acquire, Kind, Renew, Verify};
 use crate::exit::{self, Failure};
@@ -49,9 +50,11 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         None if args.hold => start_keeper(args, &owner),
         None => Ok(()),
     };
-    if let Err(failure) = kept {
+    // One that came since the grant.
+    let signal = signals.or_end(yield_now()).await.err();
+    if kept.is_err() || signal.is_some() {
         give_back(&locks, &request.name, &owner).await?;
-        return Err(failure);
+        return kept.map(|()| signal.map_or(0, exit::of_signal));
     }
     if is_silent {
         return Ok(0);
@@ -65,12 +68,22 @@ async fn take_and_leave(args: &Acquire, voice: Voice) -> Result<u8, Failure> {
         }
         false => format!("{owner}\n"),
     };
-    if let Err(error) = output::print_all(line) {
-        // Nobody knows the owner, so the lock could not be released.
-        give_back(&locks, &request.name, &owner).await?;
-        return Err(Failure::own("cannot print the owner; the lock was released", &error));
+    // Without the owner, nobody could release the lock.
+    match signals.or_end(output::print_aside(line)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            give_back(&locks, &request.name, &owner).await?;
+            return Err(Failure::own("cannot print the owner; the lock was released", &error));
+        }
+        Err(signal) => {
+            give_back(&locks, &request.name, &owner).await?;
+            return Ok(exit::of_signal(signal));
+        }
     }
-    Ok(0)
+    match args.fd.is_none() && !args.hold && millis(clock::unix()) >= deadline_ms {
+        true => Err(not_held(&request.name, &owner)?),
+        false => Ok(0),
+    }
 }
 
 /// Holds of a reentrant mutex are counted, and an owner may have several.

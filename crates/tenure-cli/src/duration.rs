@@ -9,7 +9,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let duration = if text.bytes().all(is_number) { seconds(text) } else { parts(text) };
     match duration {
         Some(duration) if duration <= LONGEST => Ok(duration),
-        Some(_) => Err("too long; the longest lease is 365d".into()),
+        Some(_) => Err(format!("too long: at most {}d, and 365d for a lease", LONGEST.as_secs() / 86_400)),
         None => {
             Err("expected seconds, or whole numbers with units, as in 90, 0.5, 1500ms, 30s, 1h30m or 1d"
                 .into())

@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use serde_json::{Value, json};
 use tenure::diagnosis::host;
 use tenure::{Change, Leader, Observer};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use crate::cli;
 use crate::exit::{BUSY, FREE, Failure, USAGE, chain, of_signal};
@@ -27,7 +27,7 @@ use crate::{ancestors, take, waiting};
 pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure> {
     let (mut signals, _too_large) = work::signals()?;
     let grace = work::grace(&args.job, args.ttl);
-    if grace.is_zero() {
+    if args.job.grace.is_some_and(|grace| grace.is_zero()) {
         let what =
             "--grace must be longer than 0s for an election: CMD ends within it, before another host leads";
         return Err(Failure::new(USAGE, what));
@@ -37,6 +37,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
     let locks = store::open_at(&url, &args.store.prefix, |options| {
         options.ttl(args.ttl).grace(grace).label(&args.label).inherit_liveness(true)
     })?;
+    let variables = &*store::variables(&args.store, &url)?;
     let payload = args.payload.clone().unwrap_or_else(who);
     let election = locks.election(&args.name, payload)?;
     let name = election.name();
@@ -69,7 +70,7 @@ pub(crate) async fn elect(args: &cli::Elect, voice: Voice) -> Result<u8, Failure
         };
         voice.detail(format_args!("leads {name:?}, term {}", term.fence()));
         let (locks, url, name, ttl, job) = (&locks, &*url, &*args.name, args.ttl, &args.job);
-        let work = Work { locks, url, name, ttl, grace, min_hold: None, job, voice };
+        let work = Work { locks, url, variables, name, ttl, grace, min_hold: None, job, voice };
         work.under(Held::Term(term), &mut signals).await
     };
     if !args.print {
@@ -114,7 +115,7 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
     let election = locks.election(&args.name, "")?;
     if !args.watch {
         let Some(leader) = store::unless_absent(&locks, election.leader()).await?? else { return Ok(FREE) };
-        print(args, &Change::Elected(leader))?;
+        print(args, &Change::Elected(leader)).await?;
         return Ok(0);
     }
     let mut signals = Signals::catch(&END_THE_WAIT)?;
@@ -126,8 +127,10 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
         match signals.or_end(observer.next()).await {
             Ok(Ok(change)) => {
                 silence.ends();
-                if !print(args, &change)? {
-                    return Ok(0);
+                match signals.or_end(print(args, &change)).await {
+                    Ok(Ok(true)) => {}
+                    Ok(is_read) => return is_read.map(|_| 0),
+                    Err(signal) => return Ok(of_signal(signal)),
                 }
             }
             Ok(Err(error)) => {
@@ -137,9 +140,9 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
                 }
             }
             Err(signal) => {
-                // Changes that were read but not printed yet.
+                // Changes that were read but not printed yet, as far as their reader takes them.
                 while let Some(Ok(change)) = observer.next().now_or_never() {
-                    if !print(args, &change)? {
+                    if !matches!(timeout(LAST, print(args, &change)).await, Ok(Ok(true))) {
                         break;
                     }
                 }
@@ -151,11 +154,13 @@ pub(crate) async fn leader(args: &cli::Leader) -> Result<u8, Failure> {
 
 /// Retry interval while the store does not answer.
 const AGAIN: Duration = Duration::from_millis(500);
+/// How long a reader of the last changes is waited for after a signal.
+const LAST: Duration = Duration::from_millis(100);
 
 /// Prints a change; returns whether standard output is still open.
-fn print(args: &cli::Leader, change: &Change) -> Result<bool, Failure> {
+async fn print(args: &cli::Leader, change: &Change) -> Result<bool, Failure> {
     let line = if args.json { object(&args.name, change).to_string() } else { said(args.watch, change) };
-    output::print_while_read(format_args!("{line}\n"))
+    output::print_while_read(format!("{line}\n")).await
 }
 
 fn said(names_change: bool, change: &Change) -> String {

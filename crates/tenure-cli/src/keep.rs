@@ -138,8 +138,10 @@ pub(crate) fn process(pid: i32) -> Result<Handle, Failure> {
         return Err(refuse("it must be above 0".into()));
     }
     let pid = Pid::from_raw(pid).expect("it is above 0");
-    Handle::open(pid).map_err(|error| match error {
-        Errno::SRCH => refuse("there is no such process".into()),
-        error => refuse(error.to_string()),
-    })
+    match Handle::open(pid) {
+        Ok(process) if process.has_ended() => Err(refuse("it has ended".into())),
+        Ok(process) => Ok(process),
+        Err(Errno::SRCH) => Err(refuse("there is no such process".into())),
+        Err(error) => Err(refuse(error.to_string())),
+    }
 }

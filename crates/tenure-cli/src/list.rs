@@ -66,17 +66,17 @@ async fn found(locks: &Locks, args: &List) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// Shows the result of each scan, and that a scan is overdue, while anybody reads it.
+/// Prints what shows the result of each scan, and that a scan is overdue, while anybody reads it.
 async fn watch(
     locks: &Locks,
     args: &List,
     every: Duration,
     first: Vec<Found>,
-    mut show: impl FnMut(Result<Vec<Found>, Failure>) -> Result<bool, Failure>,
+    mut show: impl FnMut(Result<Vec<Found>, Failure>) -> String,
 ) -> Result<(), Failure> {
     let (mut now, mut pause) = (Ok(first), every);
     loop {
-        if !show(now)? {
+        if !output::print_while_read(show(now)).await? {
             return Ok(());
         }
         sleep(pause).await;
@@ -86,7 +86,7 @@ async fn watch(
             Ok(found) => found,
             Err(_) => {
                 let why = overdue(look.took(), every).unwrap_or_default();
-                show(Err(Failure::new(STORE, why)))?;
+                output::print_while_read(show(Err(Failure::new(STORE, why)))).await?;
                 found.await
             }
         };
@@ -94,31 +94,26 @@ async fn watch(
     }
 }
 
-/// Redraws the table, as much of it as fits on the screen.
-fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> Result<bool, Failure> {
+/// The table, as much of it as fits on the screen, over the one before.
+fn redraw(locks: &Locks, now: Result<Vec<Found>, Failure>) -> String {
     let text = match now {
         Ok(found) => table(&found, Some(locks)),
         Err(failure) => format!("{}\n", Line(&failure.message)),
     };
-    output::print_while_read(format_args!("{ERASE}{text}"))
+    format!("{ERASE}{text}")
 }
 
 /// The tokens and owners of all that is held, by name and, for a job or an election, its kind. The store may not have
 /// a token.
 type Holds = BTreeMap<(String, Option<&'static str>), Vec<(u64, String)>>;
 
-/// Prints a line for each lock whose holders changed, and for each that became free.
-fn tell_changes(
-    locks: &Locks,
-    args: &List,
-    held: &mut Holds,
-    now: Result<Vec<Found>, Failure>,
-) -> Result<bool, Failure> {
+/// A line for each lock whose holders changed, and for each that became free.
+fn tell_changes(locks: &Locks, args: &List, held: &mut Holds, now: Result<Vec<Found>, Failure>) -> String {
     let mut found = match now {
         Ok(found) => found,
         Err(failure) => {
             output::complain(failure.message);
-            return output::print_while_read("");
+            return String::new();
         }
     };
     let tokens = |row: &Row| row.holders.iter().map(|holder| (holder.token, holder.owner.clone())).collect();
@@ -135,7 +130,7 @@ fn tell_changes(
             (false, (name, Some(kind))) => _ = writeln!(text, "{}\t{kind}\tfree", Line(name)),
         }
     }
-    output::print_while_read(text)
+    text
 }
 
 fn lines(locks: &Locks, args: &List, found: &[Found]) -> String {

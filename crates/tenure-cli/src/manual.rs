@@ -292,6 +292,9 @@ Environment of CMD:
                  before. A nested run that waits without -w for a lock of one of them exits with 75
                  (or -E)
   LISTEN_PID     CMD's process id, if it was this program's (systemd's sockets)
+  TENURE_STORE, TENURE_STORE_FILE
+                 the store that --store or --store-file named, without a password; a nested command
+                 needs --prefix again
   With a `file:` store CMD inherits a descriptor for each lock, which keeps the lock held.
 
 Signals:

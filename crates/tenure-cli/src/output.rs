@@ -2,12 +2,14 @@
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
+use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fstat, stat};
 use rustix::io::Errno;
 use tenure::diagnosis::is_control;
+use tokio::sync::oneshot;
 
 use crate::exit::Failure;
 use crate::printer;
@@ -45,16 +47,19 @@ pub(crate) fn complain(message: impl Display) {
 
 /// Prints lines on standard output. A closed pipe is not an error.
 pub(crate) fn print(lines: impl Display) -> Result<(), Failure> {
-    match print_all(lines) {
+    unless_closed(print_all(lines))
+}
+
+pub(crate) fn unless_closed(printed: io::Result<()>) -> Result<(), Failure> {
+    match printed {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result.map_err(|error| Failure::own("cannot print", &error)),
+        printed => printed.map_err(|error| Failure::own("cannot print", &error)),
     }
 }
 
 /// Prints lines, and returns whether anybody still reads them.
-pub(crate) fn print_while_read(lines: impl Display) -> Result<bool, Failure> {
-    let lines = lines.to_string();
-    match print_all(&lines) {
+pub(crate) async fn print_while_read(lines: String) -> Result<bool, Failure> {
+    match print_aside(lines).await {
         _ if is_unread() => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
         printed => printed.map(|()| true).map_err(|error| Failure::own("cannot print", &error)),
@@ -83,6 +88,14 @@ pub(crate) fn print_all(lines: impl Display) -> io::Result<()> {
     out.write_all(lines.to_string().as_bytes()).and_then(|()| out.flush())
 }
 
+/// The same on a thread of its own. Where nobody reads, it takes for ever, and signals have to be heard meanwhile.
+pub(crate) async fn print_aside(lines: String) -> io::Result<()> {
+    let (tell, told) = oneshot::channel();
+    let print = move || drop(tell.send(print_all(lines)));
+    thread::Builder::new().name("output".into()).spawn(print)?;
+    told.await.unwrap_or_else(|_| Err(io::Error::other("the thread that prints has ended")))
+}
+
 /// External text on one line, with characters escaped that a terminal would obey.
 pub(crate) struct Line<'a>(pub(crate) &'a str);
 
@@ -103,7 +116,7 @@ pub(crate) fn plural(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// A duration for display: `0.8s`, `42s`, `3m 20s`, `2h 5m`.
+/// A duration for display: `0.8s`, `42s`, `3m 20s`, `2h 5m`, `1d 2h`.
 pub(crate) struct Span(pub(crate) Duration);
 
 impl Display for Span {
@@ -113,7 +126,8 @@ impl Display for Span {
             0..10 => write!(f, "{:.1}s", self.0.as_secs_f64()),
             10..60 => write!(f, "{seconds}s"),
             60..3600 => write!(f, "{}m {}s", seconds / 60, seconds % 60),
-            _ => write!(f, "{}h {}m", seconds / 3600, seconds / 60 % 60),
+            3600..86_400 => write!(f, "{}h {}m", seconds / 3600, seconds / 60 % 60),
+            _ => write!(f, "{}d {}h", seconds / 86_400, seconds / 3600 % 24),
         }
     }
 }
@@ -129,9 +143,14 @@ mod tests {
 
     #[test]
     fn a_span_is_short_and_reads_well() {
-        for (ms, text) in
-            [(0, "0.0s"), (840, "0.8s"), (42_000, "42s"), (200_000, "3m 20s"), (7_500_000, "2h 5m")]
-        {
+        for (ms, text) in [
+            (0, "0.0s"),
+            (840, "0.8s"),
+            (42_000, "42s"),
+            (200_000, "3m 20s"),
+            (7_500_000, "2h 5m"),
+            (93_900_000, "1d 2h"),
+        ] {
             assert_eq!(Span(Duration::from_millis(ms)).to_string(), text);
         }
     }

@@ -53,9 +53,10 @@ async fn under_lock(args: &Run, voice: Voice) -> Result<u8, Failure> {
     }
     let (min_hold, job) = (args.min_hold, &args.job);
     let once = period.map(|period| job_of(args, &locks, period)).transpose()?;
+    let variables = &*store::variables(&args.store, &url)?;
     let work = {
         let (locks, url, name, ttl) = (&locks, &*url, &*request.name, request.ttl);
-        Work { locks, url, name, ttl, grace, min_hold, job, voice }
+        Work { locks, url, variables, name, ttl, grace, min_hold, job, voice }
     };
     if let Some(once) = once.as_ref().filter(|_| args.forever) {
         return forever(once, &work, &mut signals).await;

@@ -287,6 +287,28 @@ pub(crate) fn flags(args: &Store) -> Result<(Vec<String>, bool), Failure> {
     Ok((flags, lacks_login))
 }
 
+/// The variables with which a command of this package finds the store at `url`, if it runs under one with `args`.
+/// Of a URL with a password it gets the rest, so that the store refuses it.
+pub(crate) fn variables(args: &Store, url: &str) -> Result<Vec<(&'static str, Option<OsString>)>, Failure> {
+    let named = named(args)?;
+    let is_whole = args.namespace.is_none();
+    Ok(match named.is {
+        // It reads the same file, or has the same default.
+        Is::Default => Vec::new(),
+        _ if named.is_configured && config::config().given.is_none() && is_whole => Vec::new(),
+        Is::File(path) if is_whole => {
+            let path = std::path::absolute(&path).unwrap_or(path);
+            vec![(STORE_FILE, Some(path.into())), (STORE_URL, None)]
+        }
+        Is::Url(_) | Is::File(_) => {
+            let url = diagnosis::without_password(url).unwrap_or_else(|| url.to_owned());
+            let at = directory(&url).and_then(|path| std::path::absolute(path).ok());
+            let url = at.map_or(url.into(), |path| OsString::from_iter(["file:".as_ref(), path.as_os_str()]));
+            vec![(STORE_URL, Some(url)), (STORE_FILE, None)]
+        }
+    })
+}
+
 /// Flags take precedence over the environment, and that over the configuration files.
 pub(crate) fn named(args: &Store) -> Result<Named, Failure> {
     if let Some(url) = &args.url {

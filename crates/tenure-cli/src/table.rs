@@ -91,6 +91,10 @@ impl Sort {
     }
 }
 
+/// The kinds of locks.
+pub(crate) const LOCKS: [&str; 5] =
+    ["mutex", "reentrant mutex", "fair mutex", "read-write lock", "semaphore"];
+
 /// A condition for a row to be shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Filter {
@@ -113,7 +117,12 @@ impl Filter {
             None if text == "waiting" => Ok(Self::Waiting),
             None if text == "foreign" => Ok(Self::Foreign),
             Some(("name", value)) => Ok(Self::Name(value.into())),
-            Some(("kind", value)) => Ok(Self::Kind(value.into())),
+            Some(("kind", value)) => {
+                match LOCKS.iter().chain(&["job", "election"]).any(|kind| kind.contains(value)) {
+                    true => Ok(Self::Kind(value.into())),
+                    false => Err(format!("expected a part of {}, job or election", LOCKS.join(", "))),
+                }
+            }
             Some(("label", value)) => Ok(Self::Label(value.into())),
             Some(("user", value)) => Ok(Self::User(value.into())),
             Some(("host", value)) => Ok(Self::Host(value.into())),
@@ -350,6 +359,15 @@ mod tests {
         };
         let waiting = Some(waiters);
         Row { name: name.into(), kind: kind.into(), holders: vec![holder], waiting, ..Row::default() }
+    }
+
+    #[test]
+    fn the_kinds_of_locks_are_those_of_the_library() {
+        for kind in LOCKS {
+            assert_eq!(kind.parse::<tenure::Kind>().expect("a kind").to_string(), kind);
+        }
+        assert!(Filter::read("kind=fair").is_ok() && Filter::read("kind=election").is_ok());
+        assert!(Filter::read("kind=rwlock").expect_err("no kind").contains("read-write lock"));
     }
 
     #[test]

@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use rustix::process::Signal;
-use tenure::diagnosis::without_password;
 use tenure::{Guard, Locks, StopRequest};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{sleep, timeout};
@@ -29,7 +28,7 @@ use crate::signals::{self, FORWARDED, Signals};
 use crate::terminal::Terminal;
 use crate::watch::{End, Watch};
 use crate::watchdog::Brief;
-use crate::{ancestors, clock, printer, store, table};
+use crate::{ancestors, clock, printer, table};
 
 /// How long a release may still take once a signal has asked to end.
 const LAST: Duration = Duration::from_secs(1);
@@ -39,6 +38,8 @@ pub(crate) struct Work<'a> {
     pub(crate) locks: &'a Locks,
     /// The store's URL, with its passwords.
     pub(crate) url: &'a str,
+    /// See [`variables`](crate::store::variables).
+    pub(crate) variables: &'a [(&'static str, Option<OsString>)],
     pub(crate) name: &'a str,
     pub(crate) ttl: Duration,
     pub(crate) grace: Duration,
@@ -204,9 +205,11 @@ impl Work<'_> {
                 .env("TENURE_WINDOW", window.to_string())
                 .env("TENURE_LATE_MS", turn.late_by().as_millis().to_string());
         }
-        // A nested run then refuses its store instead of using another one.
-        if let Some(url) = std::env::var(store::STORE_URL).ok().and_then(|url| without_password(&url)) {
-            command.env(store::STORE_URL, url);
+        for (name, value) in self.variables {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
         }
         let (above, owners) = ancestors::held(held.guards().iter().map(Guard::owner));
         command.env(above, owners);

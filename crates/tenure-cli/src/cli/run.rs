@@ -76,7 +76,7 @@ pub(crate) struct Run {
     /// Stay in the foreground and run CMD in each window: the scheduler, on as many hosts as you like
     ///
     /// A CMD that failed, or that `tenure stop` ended, runs again 10s after its window began, and then after
-    /// pauses that double up to 5m or a tenth of the window. INT, TERM, HUP and QUIT end the wait for a window;
+    /// pauses that double up to 5m; each is at most a tenth of the window. INT, TERM, HUP and QUIT end the wait for a window;
     /// while CMD runs they are passed on to it, and end the scheduler with it. An absent store is waited for.
     #[arg(long, requires = "window", conflicts_with = "again", help_heading = "Lock")]
     pub(crate) forever: bool,

@@ -90,6 +90,12 @@ impl Handle {
         pidfd_send_signal(&self.0, signal)
     }
 
+    /// Whether it has ended, also if its parent has not waited for it yet.
+    pub(crate) fn has_ended(&self) -> bool {
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default()))
+            .is_ok_and(|ended| ended > 0)
+    }
+
     /// Waits until it has ended.
     pub(crate) fn wait(&self) -> Result<(), Errno> {
         retry_on_intr(|| poll(&mut [PollFd::new(&self.0, PollFlags::IN)], None)).map(drop)

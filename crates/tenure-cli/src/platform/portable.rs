@@ -144,9 +144,14 @@ impl Handle {
         kill_process(self.0, signal)
     }
 
+    /// Whether it has ended, and its parent has waited for it.
+    pub(crate) fn has_ended(&self) -> bool {
+        Self::open(self.0).is_err()
+    }
+
     /// Waits until it has ended, and its parent has waited for it.
     pub(crate) fn wait(&self) -> Result<(), Errno> {
-        while Self::open(self.0).is_ok() {
+        while !self.has_ended() {
             sleep(LOOK);
         }
         Ok(())

@@ -10,7 +10,7 @@ use super::Seen;
 use super::series::{Metrics, ms, quoted};
 use crate::clock;
 use crate::observed::{Observed, SPAN};
-use crate::table::{Party, Row};
+use crate::table::{LOCKS, Party, Row};
 use crate::versions::Versions;
 
 /// The page and what it loads, apart from `locks.json`.
@@ -68,6 +68,9 @@ impl Pages {
             one(seen.looked_at.as_secs_f64()),
         );
         let mut kinds: BTreeMap<&str, [Option<u64>; 3]> = BTreeMap::new();
+        if !seen.looked_at.is_zero() {
+            kinds.extend(LOCKS.iter().map(|kind| (*kind, [Some(0); 3])));
+        }
         for row in &seen.rows {
             let counts = kinds.entry(&row.kind).or_insert([Some(0); 3]);
             for (sum, count) in counts.iter_mut().zip([Some(1), Some(row.holders.len() as u64), row.waiting])

@@ -7,15 +7,13 @@ mod state;
 mod uses;
 mod versions;
 
+use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::Pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::join3;
-use futures_util::stream::FuturesUnordered;
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::server::conn::http1;
@@ -94,7 +92,10 @@ pub(crate) async fn serve(args: &Serve) -> Result<u8, Failure> {
         Err(signal) => return Ok(of_signal(signal)),
     };
     record(&seen, Ok(found), look, args.every);
-    output::print(format!("listening at http://{at}/\n"))?;
+    match signals.or_end(output::print_aside(format!("listening at http://{at}/\n"))).await {
+        Ok(printed) => output::unless_closed(printed)?,
+        Err(signal) => return Ok(of_signal(signal)),
+    }
     let looks = async {
         loop {
             let pause = locked(&seen).pause;
@@ -167,17 +168,18 @@ fn record(seen: &Shared, found: Result<Looked, Failure>, look: Look, every: Dura
 /// Accepts clients and answers one request of each.
 #[expect(clippy::disallowed_methods, reason = "a timer of this command's own")]
 async fn answer_all(listener: &TcpListener, page: &answers::Pages, seen: &Shared) {
-    let mut clients: FuturesUnordered<Pin<Box<dyn Future<Output = ()> + '_>>> = FuturesUnordered::new();
+    let mut clients: VecDeque<Pin<Box<dyn Future<Output = ()> + '_>>> = VecDeque::new();
     loop {
         let accepted = poll_fn(|context| {
-            while let Poll::Ready(Some(())) = clients.poll_next_unpin(context) {}
-            if clients.len() >= CLIENTS {
-                return Poll::Pending;
-            }
+            clients.retain_mut(|client| client.as_mut().poll(context).is_pending());
             listener.poll_accept(context)
         });
         if let Ok((stream, _)) = accepted.await {
-            clients.push(Box::pin(answer(stream, page, seen)));
+            // An answer takes no time: the first of so many asks nothing, or does not read.
+            if clients.len() >= CLIENTS {
+                clients.pop_front();
+            }
+            clients.push_back(Box::pin(answer(stream, page, seen)));
         } else {
             // For example, too many open files, which may be temporary.
             sleep(Duration::from_millis(100)).await;
@@ -191,7 +193,6 @@ async fn answer(stream: TcpStream, page: &answers::Pages, seen: &Shared) {
         Ok::<_, std::convert::Infallible>(answered(&request, page, seen))
     });
     let connection = http1::Builder::new().keep_alive(false).serve_connection(TokioIo::new(stream), service);
-    // An idle client occupies its slot for this long.
     let _ = timeout(PATIENCE, connection).await;
 }
 

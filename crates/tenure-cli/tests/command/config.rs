@@ -190,6 +190,25 @@ fn a_file_of_the_system_is_read_after_that_of_the_user() {
 }
 
 #[test]
+fn a_nested_command_finds_the_store_that_a_flag_named() {
+    let (env, server) = (TestEnv::new(), Server::start());
+    fs::write(env.path("url"), server.url()).expect("a file");
+    let file = env.path("url").display().to_string();
+    let nested = [crate::env::BINARY, "run", "-n", "x", "--", "echo", "beside its holder"];
+    let relative: &[&str] = &["--store", "file:relative"];
+    let by_file: &[&str] = &["--store-file", &file];
+    let by_url: &[&str] = &["--store", &server.url(), "--namespace", "app:"];
+    for store in [relative, by_file, by_url] {
+        for other in ["TENURE_STORE", "TENURE_STORE_FILE"] {
+            let mut command = env.tenure([&["run"], store, &["x", "--"], &nested].concat());
+            command.env_remove("TENURE_STORE").env(other, "file:/nowhere");
+            let said = env.run(command).exits_with(75).says("busy");
+            assert_eq!(said.stdout, "", "{store:?}");
+        }
+    }
+}
+
+#[test]
 fn the_password_of_the_store_does_not_reach_the_command() {
     let (env, server) = (TestEnv::new(), Server::start_with(Config::new().password("hush")));
     let at = server.address();

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tenure_testkit::servers::{Config, Server};
 
-use crate::env::{Running, TestEnv, now};
+use crate::env::{Running, TestEnv, ms, now};
 
 /// Starts it on a free port; also returns its address.
 pub(crate) fn serve(env: &TestEnv, options: &[&str]) -> (Running, String) {
@@ -40,6 +40,19 @@ pub(crate) fn get(at: &str, path: &str) -> String {
     let (status, _, body) = ask(at, &format!("GET {path}"), at);
     assert_eq!(status, 200, "{path}: {body}");
     body
+}
+
+#[test]
+fn clients_that_ask_nothing_keep_no_others_waiting() {
+    let env = TestEnv::shared();
+    let (_server, at) = serve(&env, &[]);
+    let idle: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(&at).expect("a connection")).collect();
+    env.within(ms(5_000), || {
+        let metrics = get(&at, "/metrics");
+        assert!(metrics.contains("tenure_locks{kind=\"mutex\"} 0"), "{metrics}");
+        env.run(env.tenure(["--version"]))
+    });
+    drop(idle);
 }
 
 #[test]

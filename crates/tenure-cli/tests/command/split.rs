@@ -1,5 +1,6 @@
 //! A lock that outlives the processes that acquire it: `acquire`, `renew`, `verify`, `release` and `wait`.
 
+use std::io::{PipeReader, PipeWriter, Write};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -180,6 +181,35 @@ fn a_keeper_that_is_asked_to_end_releases_and_one_of_a_script_lasts_as_long_as_t
 }
 
 #[test]
+fn a_signal_before_the_owner_is_printed_gives_the_lock_back() {
+    let env = TestEnv::new();
+    let was_in_time = |_| {
+        let running = env.start(env.tenure(["acquire", "--hold", "--ttl", "1h", "x"]));
+        let children = format!("/proc/{0}/task/{0}/children", running.pid().as_raw_nonzero());
+        let keeper = || std::fs::read_to_string(&children).unwrap_or_default().trim().parse().ok();
+        running.eventually("it starts a process that keeps the lock", || keeper().is_some());
+        let keeper = keeper().and_then(Pid::from_raw).filter(|pid| kill_process(*pid, Signal::STOP).is_ok());
+        running.signal(Signal::INT);
+        let _ = keeper.map(|pid| kill_process(pid, Signal::CONT));
+        let said = running.wait();
+        match said.code() {
+            Some(130) => {
+                assert_eq!(said.says_nothing().stdout, "");
+                env.verb("status", &["x"]).exits_with(1);
+                true
+            }
+            // It was too late for that.
+            _ => {
+                let owner = said.exits_with(0).stdout;
+                env.verb("release", &["x", "--owner", owner.trim_end()]).exits_with(0);
+                false
+            }
+        }
+    };
+    assert!((0..20).any(was_in_time));
+}
+
+#[test]
 fn a_forced_release_of_an_owner_ends_no_other_hold() {
     let env = TestEnv::new();
     let old = env.acquire(&["x"]);
@@ -277,6 +307,60 @@ fn a_closed_standard_output_takes_no_lock() {
     let owner = env.acquire(&["y"]);
     for full in [">&-", "> /dev/full"] {
         shell(&format!(r#""$0" renew --json --owner {owner} y {full}"#)).exits_with(125).says("cannot print");
+    }
+}
+
+/// A pipe that is full, whose reader reads nothing.
+fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
+    while writer.write(&[b'.'; 512]).is_ok() {}
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
+    (reader, writer)
+}
+
+#[test]
+fn a_reader_that_does_not_read_keeps_no_lock_and_no_command() {
+    let env = TestEnv::new();
+    let start = |args: &[&str]| {
+        let (reader, writer) = full_pipe();
+        let mut command = env.tenure(args);
+        command.stdout(writer);
+        (command.spawn().expect("a process"), reader)
+    };
+    for hold in [&[][..], &["--hold"]] {
+        let (mut acquires, _reader) = start(&[&["acquire"], hold, &["--ttl", "1h", "x"]].concat());
+        eventually("it has the lock", LIMIT, || env.verb("status", &["x"]).code() == Some(0));
+        // It is granted before the keeper keeps it, and before the owner is printed.
+        for _ in 0..2 {
+            let _ = kill_process(Pid::from_child(&acquires), Signal::TERM);
+        }
+        assert_eq!(acquires.wait().expect("an end").code(), Some(143));
+        env.verb("status", &["x"]).exits_with(1);
+    }
+    let (mut acquires, mut reader) = start(&["acquire", "--ttl", "300ms", "x"]);
+    eventually("it has the lock", LIMIT, || env.verb("status", &["x"]).code() == Some(0));
+    eventually("its lease is over", LIMIT, || env.verb("status", &["x"]).code() == Some(1));
+    let reads = std::thread::spawn(move || std::io::copy(&mut reader, &mut std::io::sink()));
+    assert_eq!(acquires.wait().expect("an end").code(), Some(79));
+    reads.join().expect("no panic").expect("all is read");
+
+    let url = env.url();
+    let _held = env.acquire(&["--store", &url, "--ttl", "1h", "y"]);
+    env.run(env.tenure(["elect", "--store", &url, "e", "true"])).exits_with(0);
+    for watch in [&["list", "--watch=0.1", "--json"][..], &["leader", "--watch", "e"], &["serve"]] {
+        let listen: &[&str] = if watch == ["serve"] { &["--listen", "127.0.0.1:0"] } else { &[] };
+        let (mut watches, _reader) = start(&[watch, listen, &["--store", &url]].concat());
+        let pid = Pid::from_child(&watches);
+        eventually("it catches signals", LIMIT, || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero()));
+            let caught = status.unwrap_or_default();
+            let caught = caught.lines().find_map(|line| line.strip_prefix("SigCgt:\t"));
+            let caught = caught.and_then(|mask| u64::from_str_radix(mask, 16).ok());
+            caught.is_some_and(|mask| mask & 1 << (Signal::TERM.as_raw() - 1) != 0)
+        });
+        kill_process(pid, Signal::TERM).expect("it runs");
+        assert_eq!(watches.wait().expect("an end").code(), Some(143), "{watch:?}");
     }
 }
 

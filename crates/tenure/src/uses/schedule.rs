@@ -28,17 +28,25 @@ pub(super) struct Schedule {
 struct Field {
     name: &'static str,
     expected: &'static str,
+    first: u32,
+    last: u32,
     words: &'static [&'static str],
 }
 
 const MONTHS: &[&str] = &["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"];
 const DAYS: &[&str] = &["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"];
 const FIELDS: [Field; 5] = [
-    Field { name: "minute", expected: "0 to 59", words: &[] },
-    Field { name: "hour", expected: "0 to 23", words: &[] },
-    Field { name: "day of the month", expected: "1 to 31, or L for the last", words: &["L", "W", "LW"] },
-    Field { name: "month", expected: "1 to 12, or JAN to DEC", words: MONTHS },
-    Field { name: "weekday", expected: "0 to 7, or SUN to SAT", words: DAYS },
+    Field { name: "minute", expected: "0 to 59", first: 0, last: 59, words: &[] },
+    Field { name: "hour", expected: "0 to 23", first: 0, last: 23, words: &[] },
+    Field {
+        name: "day of the month",
+        expected: "1 to 31, or L for the last",
+        first: 1,
+        last: 31,
+        words: &["L", "W", "LW"],
+    },
+    Field { name: "month", expected: "1 to 12, or JAN to DEC", first: 1, last: 12, words: MONTHS },
+    Field { name: "weekday", expected: "0 to 7, or SUN to SAT", first: 0, last: 6, words: DAYS },
 ];
 const EXPECTED: &str =
     "five fields as in \"0 2 * * MON-FRI\", or @hourly, @daily, @weekly, @monthly or @yearly";
@@ -167,7 +175,8 @@ fn parse(expression: &str) -> Result<Cron, CronError> {
 
 /// Names the field that is wrong. `croner` takes the names of months and days in any field.
 fn check(expression: &str, fields: &[&str; 5]) -> Result<(), String> {
-    for (at, (text, Field { name, expected, words })) in fields.iter().zip(&FIELDS).enumerate() {
+    for (at, (text, field)) in fields.iter().zip(&FIELDS).enumerate() {
+        let Field { name, expected, words, .. } = field;
         let has_weekdays = at == 4;
         let is_word = |word: &str| {
             let word = word.to_ascii_uppercase();
@@ -179,13 +188,35 @@ fn check(expression: &str, fields: &[&str; 5]) -> Result<(), String> {
             && text.split(|symbol: char| !symbol.is_ascii_alphabetic()).all(is_word);
         let mut alone = ["*"; 5];
         alone[at] = text;
-        if !is_known || parse(&alone.join(" ")).is_err() {
+        let wrong = || (!is_known || parse(&alone.join(" ")).is_err()).then(|| (*expected).to_owned());
+        if let Some(expected) = text.split(',').find_map(|item| field.instead_of(item)).or_else(wrong) {
             return Err(format!(
                 "{name} of cron expression {expression:?}: got {text:?}, expected {expected}"
             ));
         }
     }
     Ok(())
+}
+
+impl Field {
+    /// What to write instead of an item of a list that `croner` refuses without a reason, or takes for another time.
+    fn instead_of(&self, item: &str) -> Option<String> {
+        let Self { first, last, words, .. } = self;
+        let word = |text: &str| words.iter().position(|word| word.eq_ignore_ascii_case(text));
+        let value = |text: &str| text.parse().ok().or_else(|| Some(first + word(text)? as u32));
+        let (range, step) = item.split_once('/').map_or((item, None), |(range, step)| (range, Some(step)));
+        match (range.split_once('-'), step) {
+            _ if item.is_empty() => Some("a value on each side of a comma".to_owned()),
+            (_, Some(step)) if !step.parse().is_ok_and(|step: u32| (1..=*last).contains(&step)) => {
+                Some(format!("a step of 1 to {last}"))
+            }
+            (None, Some(step)) if range != "*" => Some(format!("{range}-{last}/{step}")),
+            (Some((from, to)), _) if value(from)? > value(to)? => {
+                Some(format!("{from}-{last} and {first}-{to}, with a comma between"))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// A time of a calendar without zones, for `croner`.
@@ -352,7 +383,14 @@ mod tests {
             ("0 2 * * JAN", "expected 0 to 7"),
             ("0 2 * * XL", "expected 0 to 7"),
             ("٣ 2 * * *", "expected 0 to 59"),
-            ("*/0 2 * * *", "expected 0 to 59"),
+            ("*/0 2 * * *", "expected a step of 1 to 59"),
+            ("*/90 * * * *", "expected a step of 1 to 59"),
+            ("0 2 * JAN-DEC/13 *", "expected a step of 1 to 12"),
+            ("1, 2 * * *", "expected a value on each side of a comma"),
+            (", 2 * * *", "expected a value on each side of a comma"),
+            ("5/15 2 * * *", "expected 5-59/15"),
+            ("30-10 2 * * *", "expected 30-59 and 0-10, with a comma between"),
+            ("0 2 * * FRI-MON", "expected FRI-6 and 0-MON, with a comma between"),
             ("0 2 30 2 *", "expected a day that exists"),
             ("@reboot", "expected five fields"),
             ("@", "expected five fields"),
