@@ -183,7 +183,11 @@ export class Turn extends Guard {
 }
 
 function textOf(why: unknown): string {
-  return why instanceof Error ? why.message : String(why);
+  try {
+    return String(why instanceof Error ? why.message : why);
+  } catch {
+    return "its message cannot be shown";
+  }
 }
 
 /**

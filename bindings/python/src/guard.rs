@@ -5,6 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use tenure::bindings::AnyGuard;
@@ -253,10 +254,14 @@ impl Hold {
         Ok(Op::new(async move { told(lent.held().renew().await) }))
     }
 
-    /// Sets the end of a lease that is not renewed to this many seconds from now.
-    fn renew_for(&self, seconds: f64) -> PyResult<Op> {
+    /// Sets the end of a lease that is not renewed to this many seconds from now, or adds them to what is left.
+    fn renew_for(&self, seconds: f64, adds: bool) -> PyResult<Op> {
         let (time, lent) = (error::seconds("time", seconds)?, self.lend()?);
-        Ok(Op::new(async move { told(lent.held().renew_for(time).await) }))
+        Ok(Op::new(async move {
+            let _change = lent.kept().changes.lock().await;
+            let left = if adds { lent.held().lost().remaining() } else { Duration::ZERO };
+            told(lent.held().renew_for(time + left).await)
+        }))
     }
 
     /// From here on, a drop leaves the lock to its lease instead of releasing it.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 import redis
@@ -239,12 +240,66 @@ def test_the_server_of_a_client_is_found() -> None:
         (redis.Redis(host="db", port=7000, db=2, username="ann", password="a&b/c"), "redis://db:7000/2"),
         (redis.Redis(host="db", ssl=True), "rediss://db:6379/0"),
         (redis.Redis(unix_socket_path="/run/redis.sock", password="a&b"), "redis+unix:///run/redis.sock"),
+        (redis.Redis(host="::1", port=7000), "redis://[::1]:7000/0"),
+        (redis.from_url("redis:///2"), "redis://localhost:6379/2"),
+        (redis.Redis(host="db", ssl=True, ssl_cert_reqs="none"), "rediss://db:6379/0?sslmode=require"),
     ]
     for client, url in clients:
         assert Lock(client, "x")._locks.url.startswith(url)
         assert Lock(client, "x")._locks is Lock(client, "y")._locks
     with pytest.raises(tenure.InvalidError, match="tenure.connect"):
         Lock(Sentinel([("db", 26379)]).master_for("main"), "x")
+    with pytest.raises(tenure.InvalidError, match="ssl_ca_data"):
+        Lock(redis.Redis(host="db", ssl=True, ssl_ca_data="data"), "x")
+
+
+def test_the_error_of_a_block_is_kept(name: str) -> None:
+    store, control = testing.store()
+
+    def chain(error: Optional[BaseException]) -> list[str]:
+        return [] if error is None else [type(error).__name__, *chain(error.__cause__ or error.__context__)]
+
+    def block(timeout: float, work: Callable[[], Any]) -> list[str]:
+        try:
+            with store.lock(name, timeout=timeout):
+                work()
+                raise KeyError("body")
+        except BaseException as error:
+            return chain(error)
+
+    def expires() -> None:
+        control.advance(1)
+
+    assert block(30, lambda: None) == ["KeyError"]
+    assert block(0.5, expires) == ["LockNotOwnedError", "LostError", "KeyError"]
+    with pytest.raises(KeyError), contextlib.ExitStack() as outage, store.lock(name, timeout=30):
+        outage.enter_context(control.outage())
+        raise KeyError("body")
+
+
+def test_a_forked_child_keeps_its_exit_code() -> None:
+    program = Program(
+        """
+        import os, sys, tenure
+        with tenure.connect("memory:").lock("x", timeout=30) as lock:
+            child = os.fork()
+            if child == 0:
+                assert not lock.owned()
+                sys.exit(7)
+            assert os.WEXITSTATUS(os.waitpid(child, 0)[1]) == 7
+        """
+    )
+    program.end()
+
+
+def test_extensions_at_the_same_time_add_up(server: Server, locks: tenure.Locks, name: str) -> None:
+    async def main() -> None:
+        lock = AsyncLock(locks, name, 10, 0.1, True, None, False, True)
+        async with lock:
+            await asyncio.gather(*(lock.extend(10) for _ in range(3)))
+            assert 35_000 < server.client.pttl(name) <= 40_000
+
+    asyncio.run(main())
 
 
 def test_a_wrong_keyword_names_the_right_one(locks: tenure.Locks, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The `Lock` of redis-py: the same arguments, methods and exceptions.
+"""The `Lock` of redis-py: the same arguments, methods and errors of a lock. An outage raises a `tenure.Error`.
 
 >>> import tenure
 >>> from tenure.compat.redis import Lock
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 from urllib.parse import quote
 
 from .. import _native
-from .._errors import InvalidError, LostError, ReleasedError
+from .._errors import Error, ForkedError, InvalidError, LostError, ReleasedError
 from .._locks import Locks, Mutex, Options, opened
 from .._log import debug
 from .._wait import Seconds, optional_seconds, run, seconds, wait
@@ -66,15 +66,26 @@ def _locks_of(client: Any) -> Locks:
         return client
     pool: Any = getattr(client, "connection_pool", None)
     options: dict[str, Any] = getattr(pool, "connection_kwargs", {})
-    if "host" not in options and "path" not in options:
+    sort = getattr(getattr(pool, "connection_class", None), "__name__", "")
+    if "host" not in options and "path" not in options and sort not in ("Connection", "SSLConnection"):
         raise InvalidError(f"got {type(client).__name__}, expected a redis.Redis of one server, or tenure.connect(…)")
+    for option in ("credential_provider", "ssl_ca_path", "ssl_ca_data", "ssl_password"):
+        if options.get(option) is not None:
+            raise InvalidError(f"{option} of a redis.Redis: not supported, use tenure.connect(…)")
     if pool not in _opened:
-        user, password, database = options.get("username") or "", options.get("password"), options.get("db") or 0
-        login = f"{quote(user, safe='')}:{quote(password, safe='')}@" if password else ""
-        scheme = "rediss" if "SSL" in pool.connection_class.__name__ else "redis"
-        url = f"{scheme}://{login}{options.get('host')}:{options.get('port', 6379)}/{database}"
+        user, password, database = options.get("username") or "", options.get("password") or "", options.get("db") or 0
+        user, password = quote(user, safe=""), quote(password, safe="")
+        host: str = options.get("host") or "localhost"
+        host = f"[{host}]" if ":" in host else host
+        login = f"{user}:{password}@" if user or password else ""
+        scheme = "rediss" if "SSL" in sort else "redis"
+        told = {key: options.get(f"ssl_{key}") for key in ("ca_certs", "certfile", "keyfile", "cert_reqs")}
+        tls = "&".join(f"ssl_{key}={quote(value, safe='')}" for key, value in told.items() if isinstance(value, str))
+        url = f"{scheme}://{login}{host}:{options.get('port', 6379)}/{database}"
+        if tls and scheme == "rediss":
+            url += f"?{tls}"
         if "path" in options:
-            login = f"&user={quote(user, safe='')}&password={quote(password, safe='')}" if password else ""
+            login = f"&user={user}&password={password}" if user or password else ""
             url = f"redis+unix://{quote(options['path'])}?db={database}{login}"
         _opened[pool] = opened(url, {})
     return _opened[pool]
@@ -132,7 +143,7 @@ class _Lock:
 
     def _extended(self, guard: Guard, time: Seconds, replaces: bool) -> _native.Op:
         """Sets the lease to this time, or adds it to what is left."""
-        return guard._hold.renew_for(seconds(time) + (0.0 if replaces else guard.remaining()))
+        return guard._hold.renew_for(seconds(time), adds=not replaces)
 
     def _took(self, guard: Optional[Guard]) -> bool:
         """Keeps the guard of a successful acquisition."""
@@ -151,11 +162,22 @@ class _Lock:
             raise LockNotOwnedError(f"Cannot {to} a lock that's no longer owned: {lost}") from lost
 
     @contextmanager
-    def _leaving(self) -> Generator[None, None, None]:
+    def _leaving(self, error: Optional[BaseException]) -> Generator[None, None, None]:
+        """The release at the end of a block, which `error` has ended."""
         try:
             yield
+        except ForkedError:
+            # Nothing was acquired in this process.
+            if error is None:
+                raise
         except LockError as failed:
             if self.raise_on_release_error:
+                # Extensions in Rust do not know what is being handled.
+                (failed.__cause__ or failed).__context__ = error
+                raise
+            debug("the release of %s failed: %s", self.name, failed)
+        except Error as failed:
+            if error is None:
                 raise
             debug("the release of %s failed: %s", self.name, failed)
 
@@ -187,7 +209,7 @@ class Lock(_Lock):
             if self.guard is not None:
                 self.guard.verify()
             return self.guard is not None
-        except (LostError, ReleasedError):
+        except (LostError, ReleasedError, ForkedError):
             return False
 
     def release(self) -> None:
@@ -219,15 +241,27 @@ class Lock(_Lock):
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        with self._leaving():
+        with self._leaving(error):
             self.release()
 
 
 class AsyncLock(_Lock):
     """The same for `redis.asyncio`."""
 
-    def __init__(self, redis: Any, name: Union[str, bytes], *args: Any, **options: Any) -> None:
-        super().__init__(redis, name, *args, **{"thread_local": False, **options})
+    def __init__(
+        self,
+        redis: Any,
+        name: Union[str, bytes],
+        timeout: Optional[Seconds] = None,
+        sleep: float = 0.1,
+        blocking: bool = True,
+        blocking_timeout: Optional[Seconds] = None,
+        thread_local: bool = False,
+        raise_on_release_error: bool = True,
+    ) -> None:
+        super().__init__(
+            redis, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
+        )
 
     async def acquire(
         self,
@@ -250,7 +284,7 @@ class AsyncLock(_Lock):
             if self.guard is not None:
                 await self.guard.averify()
             return self.guard is not None
-        except (LostError, ReleasedError):
+        except (LostError, ReleasedError, ForkedError):
             return False
 
     async def release(self) -> None:
@@ -283,5 +317,5 @@ class AsyncLock(_Lock):
     async def __aexit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        with self._leaving():
+        with self._leaving(error):
             await self.release()
