@@ -24,6 +24,16 @@ for (const [store, start] of Object.entries(STORES)) {
     });
     after(() => locks.close());
 
+    it("whatever_the_work_throws_the_lock_is_released", async () => {
+      const one = name();
+      const odd = Object.assign(new Error("x"), { message: { code: 42 } });
+      const mute = { toString() { throw new Error("mute"); } };
+      for (const thrown of [odd, 404, Object.create(null), mute, null, undefined]) {
+        await assert.rejects(locks.mutex(one).run(() => { throw thrown; }), (error) => error === thrown);
+        assert.equal(await others.inspect(one), null);
+      }
+    });
+
     it("a_mutex_excludes_and_its_token_rises", async () => {
       const one = name();
       const guard = await locks.mutex(one, { label: "from Node" }).lock();

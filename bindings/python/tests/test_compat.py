@@ -233,7 +233,7 @@ def test_the_asyncio_lock_works_the_same(server: Server, locks: tenure.Locks, na
     asyncio.run(main())
 
 
-def test_the_server_of_a_client_is_found() -> None:
+def test_the_server_of_a_client_is_found(server: Server) -> None:
     from redis.sentinel import Sentinel
 
     clients = [
@@ -242,13 +242,14 @@ def test_the_server_of_a_client_is_found() -> None:
         (redis.Redis(unix_socket_path="/run/redis.sock", password="a&b"), "redis+unix:///run/redis.sock"),
         (redis.Redis(host="::1", port=7000), "redis://[::1]:7000/0"),
         (redis.from_url("redis:///2"), "redis://localhost:6379/2"),
-        (redis.Redis(host="db", ssl=True, ssl_cert_reqs="none"), "rediss://db:6379/0?sslmode=require"),
     ]
     for client, url in clients:
         assert Lock(client, "x")._locks.url.startswith(url)
         assert Lock(client, "x")._locks is Lock(client, "y")._locks
     with pytest.raises(tenure.InvalidError, match="tenure.connect"):
         Lock(Sentinel([("db", 26379)]).master_for("main"), "x")
+    with pytest.raises(tenure.Error, match="/no/such/ca"):
+        Lock(redis.Redis(port=server.port, ssl=True, ssl_ca_certs="/no/such/ca"), "x").acquire(blocking_timeout=1)
     with pytest.raises(tenure.InvalidError, match="ssl_ca_data"):
         Lock(redis.Redis(host="db", ssl=True, ssl_ca_data="data"), "x")
 
