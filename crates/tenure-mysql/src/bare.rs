@@ -48,7 +48,16 @@ impl BareClient for MysqlBare {
     fn step(&self, step: BareStep) -> StoreFuture<bool> {
         let (session, sql) = (Arc::clone(&self.session), self.statements[step as usize].clone());
         async move {
-            let reply = session.run(sql).await.map_err(WireError::login)?;
+            let reply = loop {
+                match session.run(sql.clone()).await {
+                    // Another client has the row, for which this connection does not wait.
+                    Err(WireError::Server(error)) if error.is_contended() => match step {
+                        BareStep::Take => return Ok(false),
+                        _ => continue,
+                    },
+                    reply => break reply.map_err(WireError::login)?,
+                }
+            };
             Ok(match step {
                 BareStep::Take => reply.changed == 1,
                 BareStep::Wait => reply.rows.first().is_some_and(|row| RowFields(row).number(0) == Some(1)),

@@ -40,17 +40,27 @@ impl Transaction<MySql> for &mut sqlx::MySqlConnection {
             }
             let (key, owner) = (LockKey::of(&hold.name), hold.owner.to_string());
             let sql = super::statements::check(&database, &key, &owner, hold.fence);
-            match sqlx::query(&sql).persistent(false).fetch_all(&mut *self).await {
-                Ok(rows) => Ok(!rows.is_empty()),
-                Err(sqlx::Error::Database(error)) => {
-                    match error.try_downcast::<sqlx::mysql::MySqlDatabaseError>() {
-                        Ok(error) => Err(super::failure::reported(error.number(), error.message())),
-                        Err(error) => Err(Failure::Refused(Failure::cause(error.to_string()))),
-                    }
-                }
-                Err(error) => Err(Failure::NotSent(std::sync::Arc::new(error))),
-            }
+            // The driver only counts. A deadlock, or a statement that defines data, ends the server's transaction, and
+            // then the first of these does nothing and the last one fails.
+            sqlx::Executor::execute(&mut *self, "SAVEPOINT tenure_check_in").await.map_err(failed)?;
+            let rows = sqlx::query(&sql).persistent(false).fetch_all(&mut *self).await.map_err(failed)?;
+            sqlx::Executor::execute(&mut *self, "RELEASE SAVEPOINT tenure_check_in").await.map_err(failed)?;
+            Ok(!rows.is_empty())
         }
         .boxed()
+    }
+}
+
+#[cfg(feature = "sqlx")]
+fn failed(error: sqlx::Error) -> Failure {
+    /// There is no such savepoint.
+    const MISSING: u16 = 1305;
+    match error {
+        sqlx::Error::Database(error) => match error.try_downcast::<sqlx::mysql::MySqlDatabaseError>() {
+            Ok(error) if error.number() == MISSING => Failure::impossible(NO_TRANSACTION),
+            Ok(error) => super::failure::reported(error.number(), error.message()),
+            Err(error) => Failure::Refused(Failure::cause(error.to_string())),
+        },
+        error => Failure::NotSent(std::sync::Arc::new(error)),
     }
 }

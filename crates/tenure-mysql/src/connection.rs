@@ -17,7 +17,7 @@ use super::statements::{self, hex};
 use super::url::MysqlTarget;
 use super::wire::{MysqlWire, StatementReply, Values, WireError};
 use tenure_core::events::{event, text};
-use tenure_core::net::{Address, Attempt, Counted, DialStage, Tls, TlsMode, dial};
+use tenure_core::net::{Address, Counted, DialAttempt, DialStage, Tls, TlsMode, dial};
 use tenure_core::rows::{Server, ServerConnection, first_usable};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning, SETUP};
@@ -137,7 +137,7 @@ impl MysqlConnector {
         address: &Address,
         tls: Option<&Tls>,
         heard: &Arc<AtomicU64>,
-    ) -> Result<(MysqlWire, Attempt), WireError> {
+    ) -> Result<(MysqlWire, DialAttempt), WireError> {
         let target = &self.target;
         self.stage.set(format!("{address} has not been reached"));
         let dialled = dial(address, &*self.runtime).await;

@@ -315,15 +315,14 @@ impl StatementSession for MysqlSession {
             let rows = self.query(statements::page(after)).await?;
             let is_old = |row: &&Values| RowFields(row).number(2) == Some(1);
             let fences = rows.iter().filter(is_old).filter_map(|row| RowFields(row).number(1));
-            let mut changes = Vec::new();
-            if let Some(fence) = fences.max() {
-                // First, so that no token is given again.
-                changes.push(statements::raise(unsigned(fence)));
-                let names = rows.iter().filter(is_old).filter_map(|row| row.first()?.as_deref());
-                changes.extend(names.map(statements::delete));
-            }
-            for sql in changes {
+            let names = rows.iter().filter(is_old).filter_map(|row| row.first()?.as_deref());
+            let deletes = names.map(statements::delete);
+            let changes =
+                fences.max().map(|fence| statements::raise(unsigned(fence))).into_iter().chain(deletes);
+            for (at, sql) in changes.enumerate() {
                 match self.run(sql).await {
+                    // Without the tokens of these rows in the lowest, one could be given again.
+                    Err(WireError::Server(error)) if error.is_contended() && at == 0 => break,
                     Err(WireError::Server(error)) if error.is_contended() => {}
                     changed => drop(changed.map_err(|error| failed(error, true))?),
                 }

@@ -21,7 +21,7 @@ use super::url::{PostgresTarget, quoted};
 use tenure_core::CLIENT;
 use tenure_core::events::{event, text};
 use tenure_core::net::{
-    Address, Attempt, ConnectError, Counted, DialStage, Dialled, Tls, TlsMode, dial_with,
+    Address, ConnectError, Counted, DialAttempt, DialStage, Dialled, Tls, TlsMode, dial_with,
 };
 use tenure_core::owner::Owner;
 use tenure_core::platform::Keepalive;
@@ -176,7 +176,7 @@ impl PrimaryConnector {
         tls: Option<&Tls>,
         label: &str,
         heard: &Arc<AtomicU64>,
-    ) -> Result<(Client, Connection<Counted, EncryptedStream>, Attempt), (Failure, bool)> {
+    ) -> Result<(Client, Connection<Counted, EncryptedStream>, DialAttempt), (Failure, bool)> {
         let PostgresTarget { session, is_pooled, .. } = &self.target;
         self.stage.set(format!("{address} has not been reached"));
         let dialled = dial_with(address, session.keepalive, &*self.runtime).await;
@@ -225,10 +225,14 @@ impl PrimaryConnector {
         const LOOK: &str = "SELECT current_setting('server_version_num')::int, pg_is_in_recovery(),
             to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
             current_setting('lock_timeout'), current_setting('server_encoding'),
-            current_setting('default_transaction_read_only')";
+            current_setting('default_transaction_read_only'),
+            -- Kept for the session, whatever the server's configuration says later.
+            CASE WHEN $2 THEN set_config('synchronous_commit',
+                coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false) END";
         use tokio_postgres::types::Type;
         let table = self.statements.table();
-        let rows = client.query_typed(LOOK, &[(&table, Type::TEXT)]).await;
+        let keeps = !self.target.is_pooled;
+        let rows = client.query_typed(LOOK, &[(&table, Type::TEXT), (&keeps, Type::BOOL)]).await;
         let rows = rows.map_err(|error| match error.code() {
             // The user may lack even USAGE on the schema.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
@@ -258,10 +262,6 @@ impl PrimaryConnector {
         if !self.target.is_pooled && timeout != LOCK_TIMEOUT {
             let text = "a pooler drops the connection's settings; add ?pgbouncer=1 to the URL";
             return Err(Failure::Refused(Failure::cause(text)));
-        }
-        if commit == "off" && !self.target.is_pooled {
-            let set = client.batch_execute("SET synchronous_commit = on").await;
-            set.map_err(|error| failure::of_login(error, &self.target))?;
         }
         let forgets = fsync == "off" || commit == "off" && self.target.is_pooled;
         if forgets && !self.warned_of_loss.swap(true, Ordering::Relaxed) {

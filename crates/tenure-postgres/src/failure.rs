@@ -24,9 +24,10 @@ pub(super) fn of(error: Error, which: Which) -> Failure {
     }
 }
 
-/// Whether the connection has failed: PgBouncer says so in the place of a server whose reply it did not get.
+/// Whether the connection has failed: PgBouncer says so in the place of a server whose reply it did not get. Or the
+/// server does not know whether it has committed.
 fn is_of_connection(code: &str) -> bool {
-    code.starts_with("08")
+    code.starts_with("08") || code == "40003"
 }
 
 /// Whether the connection is useless after this error: the server closes it, or has changed underneath it.

@@ -288,10 +288,11 @@ impl Guard {
     /// Makes a database transaction commit only if this lock is held until then.
     ///
     /// The lock's table and the rows that the transaction changes are in the same database, so the database
-    /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it
-    /// at any point of a transaction that began after the lock was granted: on PostgreSQL with `&transaction` of
-    /// the crate `tokio-postgres`, and on PostgreSQL and MySQL with `&mut *transaction` of `sqlx` (feature
-    /// `sqlx`). `postgres::check_sql` and `mysql::check_sql` are the equivalents for other drivers.
+    /// itself verifies the hold within the transaction, and no margin for clocks or pauses is needed. Call it in
+    /// a transaction that began after the lock was granted, at isolation levels above `READ COMMITTED` before its
+    /// first read: on PostgreSQL with `&transaction` of the crate `tokio-postgres`, and on PostgreSQL and MySQL
+    /// with `&mut *transaction` of `sqlx` (feature `sqlx`). `postgres::check_sql` and `mysql::check_sql` are the
+    /// equivalents for other drivers.
     ///
     /// ```no_run
     /// # async fn f(guard: tenure::Guard, client: &mut tokio_postgres::Client)
@@ -306,8 +307,9 @@ impl Guard {
     ///
     /// # Guarantees
     /// Once this returns, no other client gets the lock until the transaction ends, even if the lease expires
-    /// while this process is paused. If the lock is no longer held, roll the transaction back; on PostgreSQL it
-    /// is in a failed state and cannot commit.
+    /// while this process is paused. After any error, roll the transaction back. On PostgreSQL it is in a failed
+    /// state and cannot commit; on MySQL a deadlock has ended it, and later statements would commit by themselves.
+    /// A rollback to a savepoint from before the check takes the check with it.
     ///
     /// On PostgreSQL renewals continue. The check protects the lock's row from takeover with `FOR KEY SHARE`, which can delay waiters: if the
     /// lease expires while a transaction is open, the lock becomes free up to 100 ms after the transaction

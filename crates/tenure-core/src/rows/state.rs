@@ -68,8 +68,13 @@ impl SeenRow {
     }
 
     /// Whether the new state ends a hold that may be checked in: another client's, or the last of those that
-    /// existed, even if the next ones are granted.
+    /// existed, even if the next ones are granted. Or it lets others in beside the only one.
     pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {
+        if let Some((number, weight)) = sole_weight(&self.state)
+            && weight_of(after, number).is_some_and(|left| left < weight)
+        {
+            return true;
+        }
         let (before, after) = (holds(&self.state), holds(after));
         let mut ended = before.difference(&after).peekable();
         if ended.peek().is_none() {
@@ -129,6 +134,19 @@ fn with_ends(queue: &Queue, end: impl Fn(u64, u64) -> u64) -> Queue {
         changed.insert(number, Ticket { deadline_ms, ..ticket.clone() });
     }
     changed
+}
+
+/// The number and the weight of the only hold of a queue.
+fn sole_weight(state: &State) -> Option<(u64, u32)> {
+    let Some(Data::Queue(queue)) = state.lock.as_ref().map(|lock| &lock.value) else { return None };
+    let mut holding = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
+    let (number, ticket) = holding.next()?;
+    holding.next().is_none().then_some((number, ticket.weight))
+}
+
+fn weight_of(state: &State, number: u64) -> Option<u32> {
+    let Some(Data::Queue(queue)) = state.lock.as_ref().map(|lock| &lock.value) else { return None };
+    queue.tickets().find(|(known, _)| *known == number).map(|(_, ticket)| ticket.weight)
 }
 
 /// Each hold: its owner, and its number if it has one.

@@ -75,9 +75,16 @@ fn a_connection_of_sqlx_is_taken_only_inside_a_transaction() {
         let mut transaction = pool.begin().await.expect("a transaction");
         guard.check_in(&mut *transaction).await.expect("it is held");
         transaction.commit().await.expect("a commit");
+        let is_outside = |error: tenure::Error| {
+            assert!(error.is_unsupported() && error.to_string().contains("sqlx's `begin`"), "{error}");
+        };
         let mut connection = pool.acquire().await.expect("a connection");
-        let error = guard.check_in(&mut *connection).await.expect_err("no transaction");
-        assert!(error.is_unsupported() && error.to_string().contains("sqlx's `begin`"), "{error}");
+        is_outside(guard.check_in(&mut *connection).await.expect_err("no transaction"));
+        drop(connection);
+        // A statement that defines data commits, which the driver does not know; a deadlock rolls back.
+        let mut transaction = pool.begin().await.expect("a transaction");
+        sqlx::query("CREATE TABLE defined (n int)").execute(&mut *transaction).await.expect("a table");
+        is_outside(guard.check_in(&mut transaction).await.expect_err("no transaction any more"));
     });
 }
 

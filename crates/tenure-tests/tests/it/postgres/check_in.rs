@@ -118,9 +118,12 @@ fn neither_driver_commits_once_the_database_has_another_holder() {
     on(async {
         let schema = schema();
         let locks = locks(&SERVER.url(&schema), Duration::from_secs(60));
-        let guard = locks.mutex("x").expect("a name").lock().await.expect("a guard");
+        let [guard, other, held] = ["x", "y", "held"].map(|name| locks.mutex(name).expect("a name"));
+        let [guard, other, held] = [guard.lock().await, other.lock().await, held.lock().await];
+        let [guard, other, held] = [guard, other, held].map(|guard| guard.expect("a guard"));
         work_in(&schema, "n int");
-        SERVER.run(&format!("UPDATE {schema}.tenure_lock SET value = 'other#1' WHERE name = 'x'"));
+        let taken = "SET value = 'other#1' WHERE name IN ('x', 'y')";
+        SERVER.run(&format!("UPDATE {schema}.tenure_lock {taken}"));
 
         let mut client = connect(&SERVER).await;
         let transaction = client.transaction().await.expect("a transaction");
@@ -131,12 +134,32 @@ fn neither_driver_commits_once_the_database_has_another_holder() {
         let pool = pool(&schema).await;
         let mut transaction = pool.begin().await.expect("a transaction");
         sqlx::query("INSERT INTO work VALUES (1)").execute(&mut *transaction).await.expect("work");
-        assert!(guard.check_in(&mut transaction).await.expect_err("it is lost").is_lost());
-        let error = guard.check_in(&mut transaction).await.expect_err("a failed transaction");
+        assert!(other.check_in(&mut transaction).await.expect_err("it is lost").is_lost());
+        let error = held.check_in(&mut transaction).await.expect_err("a failed transaction");
         assert!(error.is_refused() && said(&error).contains("25P02"), "{}", said(&error));
         let _ = transaction.commit().await;
 
         assert_eq!(SERVER.run(&format!("SELECT count(*) FROM {schema}.work")), "0");
+    });
+}
+
+/// Readers would see what was before the commit.
+#[test]
+fn a_writer_whose_transaction_is_open_lets_no_readers_in() {
+    on(async {
+        let schema = schema();
+        let locks = locks(&SERVER.url(&schema), Duration::from_secs(60));
+        let lock = locks.rwlock("x").expect("a name");
+        let writer = lock.write().await.expect("a guard");
+        let mut client = connect(&SERVER).await;
+        let transaction = client.transaction().await.expect("a transaction");
+        writer.check_in(&transaction).await.expect("it is held");
+        let refused = writer.downgrade().await.expect_err("its transaction is open");
+        assert!(refused.error.is_unreachable(), "{refused}");
+        assert!(!lock.try_read().await.is_ok_and(|reader| reader.is_some()), "a reader is let in");
+        transaction.commit().await.expect("a commit");
+        let _reader = refused.guard.downgrade().await.expect("a reader");
+        assert!(lock.try_read().await.expect("an answer").is_some());
     });
 }
 
