@@ -6,7 +6,6 @@ use super::log::{Leader, Log, LogEntry, Word, unreadable};
 use super::{RecordHandle, Watch};
 use crate::error::Result;
 use crate::planted::{Bug, planted};
-use crate::store::Failure;
 
 /// A subscription to the changes of an election: see [`Election::observe`](crate::Election::observe).
 ///
@@ -92,12 +91,9 @@ impl Observer {
             if !self.watch.is_open() {
                 match self.watch.open(lock, lock.options.op_timeout).await {
                     Ok(()) => {}
-                    // Polling replaces messages that this user may not subscribe to.
-                    Err(Failure::Refused(_)) if self.has_read() => {
-                        self.watch.wait(lock, engine.now() + LOOK).await;
-                    }
-                    Err(Failure::Refused(_)) => {}
-                    Err(failure) => return Err(engine.silent(&lock.name, failure)),
+                    // Polling replaces messages that cannot be had.
+                    Err(_) if self.has_read() => self.watch.wait(lock, engine.now() + LOOK).await,
+                    Err(_) => {}
                 }
             } else if self.has_read() {
                 self.watch.wait(lock, engine.now() + LOOK).await;

@@ -203,13 +203,18 @@ impl OncePer {
     pub async fn try_begin(&self) -> Result<Option<Turn>> {
         let engine = self.record.engine();
         for _ in 0..ATTEMPTS {
-            match self.judge(&self.seen(None).await?)? {
-                Judged::Open(_) | Judged::LooksOpen | Judged::ByHand(_) => {}
+            let seen = self.seen(None).await?;
+            let pause = match self.judge(&seen)? {
+                Judged::Open(_) | Judged::LooksOpen if self.again => None,
+                // The window is still open, but the caller means the next one.
+                Judged::Open(_) | Judged::LooksOpen => self.until_soon(seen.now_us)?,
+                Judged::ByHand(_) => None,
                 Judged::Closed(_) => return Ok(None),
-                Judged::Soon(pause) => {
-                    engine.runtime.sleep_until(engine.now() + pause).await;
-                    continue;
-                }
+                Judged::Soon(pause) => Some(pause),
+            };
+            if let Some(pause) = pause {
+                engine.runtime.sleep_until(engine.now() + pause).await;
+                continue;
             }
             match self.take().await? {
                 Ok(turn) => return Ok(Some(turn)),
@@ -272,19 +277,28 @@ impl OncePer {
         };
         let keep = keep(&window);
         let mut begin = put(guard.owner(), keep, run.encode());
+        let left = |at_us: u64| Duration::from_micros(window.to.saturating_sub(at_us));
+        let turn = |run| Turn { guard, record: self.record.clone(), run, keep, frees };
         let is_checked = !by_hand && !planted(Bug::WindowFromClient);
         begin.window = is_checked.then_some(window.from..window.open_to);
         let sent = engine.now();
         let stored = match planted(Bug::RecordedAfterRun) {
             true => RecordAnswer::Stored { at_us: engine.runtime.unix_micros() },
-            false => self.record.put(begin).await?,
+            false => match self.record.put(begin).await {
+                // It may be stored, and would close the window in which the job has not run.
+                Err(error) if error.is_unknown() => {
+                    run.begun = engine.runtime.unix_micros();
+                    let _ = turn(run).end(freed, "the run was stopped before it began: no answer").await;
+                    return Err(error);
+                }
+                stored => stored?,
+            },
         };
         let RecordAnswer::Stored { at_us } = stored else { return Ok(None) };
         run.begun = at_us;
         jobs::report(&self.record, &run, at_us);
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
-        let left = Duration::from_micros(window.to.saturating_sub(at_us));
-        let turn = Turn { guard, record: self.record.clone(), run, keep, frees };
+        let (left, turn) = (left(at_us), turn(run));
         // A failover that forgot the record would open the window again.
         if engine.store.capabilities().confirms
             && let Err(error) = turn.guard.set_lease(None, None).await
@@ -394,6 +408,13 @@ impl OncePer {
         window.map_err(|what| Error::invalid(format!("job {}: {what}", self.name().quoted())))
     }
 
+    /// The time until the next window, if it begins so soon that a caller whose clock is ahead may mean it.
+    fn until_soon(&self, now_us: u64) -> Result<Option<Duration>> {
+        let window = self.window(now_us)?;
+        let left = Duration::from_micros(window.to - now_us);
+        Ok((left <= early(&window)).then_some(left))
+    }
+
     /// Whether the job may begin, according to the record.
     pub(super) fn judge(&self, seen: &SeenRecord) -> Result<Judged> {
         match self.judge_record(seen) {
@@ -417,7 +438,7 @@ impl OncePer {
 
     fn judge_record(&self, SeenRecord { record, now_us }: &SeenRecord) -> Result<Judged> {
         let (now, mut window) = (*now_us, self.window(*now_us)?);
-        let early = EARLY.min(Duration::from_micros((window.to - window.from) / 10));
+        let early = early(&window);
         let until = |end: u64| match Duration::from_micros(end - now) {
             left if left <= early => Judged::Soon(left),
             left => Judged::Closed(left),
@@ -461,6 +482,9 @@ impl OncePer {
                     return Ok(closed);
                 }
                 window.from = window.from.max(run.to);
+            } else if run.to > now && run.from > window.from {
+                // What failed runs again, and no part of the window before it.
+                (window.from, window.to) = (run.from, run.to);
             }
         }
         Ok(if now < window.open_to { Judged::Open(window) } else { closed })
@@ -497,6 +521,11 @@ pub(super) enum NotBegun {
 /// Whether the last run was in a window that only a wrong clock can have reached.
 fn is_far_ahead(run: &RunRecord, window: &Window, now_us: u64) -> bool {
     run.from > now_us.saturating_add(2 * (window.to - window.from))
+}
+
+/// How long before the end of a window a caller may mean the next one.
+fn early(window: &Window) -> Duration {
+    EARLY.min(Duration::from_micros((window.to - window.from) / 10))
 }
 
 /// How long a run in this window is kept.

@@ -262,7 +262,7 @@ fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_la
     everywhere(|store| {
         async move {
             const LENGTH: Duration = Duration::from_secs(40);
-            let asks = ["none", "failed", "missed"].map(async |last| {
+            let asks = ["none", "failed", "missed", "open"].map(async |last| {
                 let locks = store.client();
                 let now =
                     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
@@ -275,10 +275,12 @@ fn a_job_that_asks_just_before_its_window_waits_for_it_whatever_became_of_the_la
                 let job =
                     |open_for| locks.once_per(format!("early {last}"), period(open_for)).expect("a name");
                 if last == "failed" {
-                    let ran = job(LENGTH).run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
+                    let by_hand = job(LENGTH).again(true);
+                    let ran = by_hand.run(async |_| Err::<(), _>("no disk")).await.expect("an answer");
                     assert_eq!(ran, Some(Err("no disk")), "{}", store.name);
                 }
-                let turn = job(LENGTH / 2).try_begin().await.expect("an answer");
+                let open_for = if last == "open" { LENGTH } else { LENGTH / 2 };
+                let turn = job(open_for).try_begin().await.expect("an answer");
                 let turn = turn.unwrap_or_else(|| panic!("{}: {last}", store.name));
                 assert_eq!(turn.window().start, begins, "{}: {last}", store.name);
                 turn.succeed().await.expect("it has the lock");
