@@ -34,7 +34,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 
 pub use cluster::Cluster;
-pub use connection::{Attempt, Dial, Dialled, Stream};
+pub use connection::{Dial, DialAttempt, Dialled, Stream};
 pub use console::{Console, ConsoleReply, LockKeys, keys_with};
 pub use requests::scripted;
 pub use resp::{ServerError, Value};

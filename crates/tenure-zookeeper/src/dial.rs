@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, ReadBuf};
 use super::jute::Reader;
 use super::messages::{ConnectRequest, code, fixed};
 use super::url::ZooKeeperTarget;
-use tenure_core::net::{Address, Attempt, Stream, by, dial, encrypt};
+use tenure_core::net::{Address, DialAttempt, Stream, by, dial, encrypt};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FullWarning};
 
@@ -170,7 +170,7 @@ impl Dialer {
         Ok(begun)
     }
 
-    async fn connect(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, Attempt), Failure> {
+    async fn connect(&self, address: &Address) -> Result<(Pin<Box<dyn Stream>>, DialAttempt), Failure> {
         match dial(address, &*self.runtime).await {
             Ok(dialled) => Ok((dialled.stream, dialled.attempt)),
             // The connection was accepted and closed.

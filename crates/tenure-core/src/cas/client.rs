@@ -12,7 +12,6 @@ use tokio::sync::{Mutex, MutexGuard, Notify, OwnedMutexGuard};
 
 use super::WriteState;
 use super::backend::{Backend, Session, Stamp, Stored};
-use super::exchange::LOOKED_AT;
 use super::holders::AllHolders;
 use super::known::{Known, QueuedAcquire};
 use super::leases::{About, ClientHold, HoldKey, KeptSession, SharedTable, life};
@@ -33,6 +32,9 @@ use crate::sync::Locked;
 pub(super) fn renewal_patience(lease: Duration) -> Duration {
     if planted(Bug::CasKeepAwaited) { Duration::MAX } else { lease / 24 }
 }
+
+/// Maximum sessions of other clients checked by each request: those of holders and of the first waiters.
+pub(super) const LOOKED_AT: usize = 32;
 
 /// Requests with the same key go one after another.
 type KeyedMutexes<K, T> = Locked<BTreeMap<K, Arc<Mutex<T>>>>;

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use super::backend::{Committed, Session, Stored, Swap, ValueChange};
 use super::bind::{BatchMember, Bind};
-use super::client::{CasClient, WriteInFlight};
+use super::client::{CasClient, LOOKED_AT, WriteInFlight};
 use super::known::Known;
 use super::leases::KeptSession;
 use super::lock_snapshot::LockSnapshot;
@@ -24,8 +24,6 @@ use crate::txn::{Txn, Verdict};
 
 /// Maximum attempts of a request after write conflicts.
 const ATTEMPTS: u32 = 100;
-/// Maximum sessions of other clients checked by each request: those of holders and of the first waiters.
-pub(super) const LOOKED_AT: usize = 32;
 /// Maximum holders notified by the write that ends their holds by force. The others are notified after it,
 /// and their renewals succeed until then.
 const VICTIMS: usize = 48;

@@ -68,9 +68,9 @@ fn look_up(host: &str, port: u16) -> io::Result<Lookup> {
 /// Dropped before, its address is tried behind the others of its host.
 #[derive(Debug, Default)]
 #[must_use = "dropped, it is taken for useless"]
-pub struct Attempt(Option<SocketAddr>);
+pub struct DialAttempt(Option<SocketAddr>);
 
-impl Attempt {
+impl DialAttempt {
     pub(super) fn at(address: Option<SocketAddr>) -> Self {
         Self(address)
     }
@@ -83,7 +83,7 @@ impl Attempt {
     }
 }
 
-impl Drop for Attempt {
+impl Drop for DialAttempt {
     fn drop(&mut self) {
         if let Some(address) = self.0.take() {
             let mut useless = USELESS.lock();
@@ -103,13 +103,13 @@ mod tests {
         let port = 1;
         let first = || block_on(addresses_of("localhost", port)).expect("addresses");
         let all = first();
-        drop(Attempt::at(all.first().copied()));
+        drop(DialAttempt::at(all.first().copied()));
         assert_eq!(first().last(), all.first());
         for address in first() {
-            drop(Attempt::at(Some(address)));
+            drop(DialAttempt::at(Some(address)));
         }
         let turned = first();
-        Attempt::at(turned.last().copied()).succeeded();
+        DialAttempt::at(turned.last().copied()).succeeded();
         assert_eq!(first().first(), turned.last());
     }
 }

@@ -30,7 +30,7 @@ use crate::platform::{Keepalive, connect_local};
 use crate::runtime::Runtime;
 use crate::store::Failure;
 
-pub use lookup::Attempt;
+pub use lookup::DialAttempt;
 pub use supervision::{DialStage, SILENCE, Supervision, warn_of_silence};
 #[cfg(feature = "tls")]
 pub use tls::{encrypt, failure_of};
@@ -140,7 +140,7 @@ pub struct Dialled {
     /// The client's address. A proxy would hide it from the server.
     pub local: Option<String>,
     /// To be told once the connection is of use.
-    pub attempt: Attempt,
+    pub attempt: DialAttempt,
 }
 
 impl fmt::Debug for Dialled {
@@ -169,13 +169,13 @@ pub async fn dial_with(to: &Address, keepalive: Keepalive, runtime: &dyn Runtime
             stream.set_nodelay(true)?;
             keepalive.apply(&stream)?;
             let local = stream.local_addr().ok().map(|local| local.to_string());
-            let attempt = Attempt::at(stream.peer_addr().ok());
+            let attempt = DialAttempt::at(stream.peer_addr().ok());
             Dialled { stream: Box::pin(stream), local, attempt }
         }
         Address::Unix(path) => {
             let stream = connect_local(path).await?;
             let local = path.to_str().map(|path| format!("{path}:0"));
-            Dialled { stream: Box::pin(stream), local, attempt: Attempt::default() }
+            Dialled { stream: Box::pin(stream), local, attempt: DialAttempt::default() }
         }
     })
 }

@@ -42,7 +42,7 @@ use tenure_core::events::{event, text};
 use tenure_core::moment::Moment;
 pub use tenure_core::net::Stream;
 use tenure_core::net::url::Password;
-pub use tenure_core::net::{Attempt, Dialled};
+pub use tenure_core::net::{DialAttempt, Dialled};
 use tenure_core::net::{DialStage, dial, encrypt, failure_of};
 use tenure_core::runtime::Runtime;
 use tenure_core::store::{Failure, FirstConnection, FullWarning, Incarnation, SETUP};
@@ -346,7 +346,7 @@ impl Connector {
         target: &Target,
         listener: Option<PushListener>,
         deadline: Moment,
-    ) -> Result<(Connection, Attempt), Failure> {
+    ) -> Result<(Connection, DialAttempt), Failure> {
         let requests = listener.is_none();
         let stage = |stage: &str| {
             if requests {

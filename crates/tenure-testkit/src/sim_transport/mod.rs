@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use futures_util::future::{BoxFuture, FutureExt};
-use tenure::internals::store::redis::{Address, Attempt, Dial, Dialled};
+use tenure::internals::store::redis::{Address, Dial, DialAttempt, Dialled};
 
 pub use crate::fake_redis::server::{Executed, Look, Server};
 use crate::fake_redis::server::{Guarded, Session, Spoiler};
@@ -421,7 +421,7 @@ impl Dial for SimTransport {
         async move {
             let id = wire.open();
             let local = wire.local(id);
-            Ok(Dialled { stream: Box::pin(stream::End { wire, id }), local, attempt: Attempt::default() })
+            Ok(Dialled { stream: Box::pin(stream::End { wire, id }), local, attempt: DialAttempt::default() })
         }
         .boxed()
     }

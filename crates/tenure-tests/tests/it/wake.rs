@@ -70,8 +70,8 @@ fn an_only_waiter_that_is_dropped_while_it_asks_leaves_no_lock() {
     let mutex = ours.mutex("x").expect("a name");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
-        let mut held = mutex.lock().await.expect("a free lock");
-        for turn in 0..10 {
+        let (mut held, mut asked) = (mutex.lock().await.expect("a free lock"), 0);
+        for turn in 0..20 {
             let mut waits = Box::pin(mutex.lock());
             let asks = tokio::time::timeout(Duration::from_millis(50), &mut waits);
             assert!(asks.await.is_err(), "it is held");
@@ -81,13 +81,19 @@ fn an_only_waiter_that_is_dropped_while_it_asks_leaves_no_lock() {
                 held = waits.await.expect("its turn");
                 continue;
             }
-            assert!(waits.as_mut().now_or_never().is_none(), "no answer is that quick");
+            // On a busy machine its turn may have come.
+            if let Some(its_turn) = waits.as_mut().now_or_never() {
+                held = its_turn.expect("an answer");
+                continue;
+            }
+            asked += 1;
             drop(waits);
             ours.flush().await.expect("its grant is given back");
             let free = theirs.mutex("x").expect("a name").try_lock().await.expect("an answer");
             free.expect("nobody holds it").release().await.expect("a release");
             held = mutex.lock().await.expect("a free lock");
         }
+        assert!(asked > 0);
     });
 }
 
