@@ -17,7 +17,7 @@ mod subscription;
 mod trouble;
 
 use std::any::Any;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -66,6 +66,8 @@ struct Inner {
     next_ear: u64,
     /// The process of each client.
     clients: BTreeMap<Client, ProcessId>,
+    /// The owners that got a place, and no reply since.
+    untold: BTreeSet<Owner>,
     /// Number of restarts of the server, and the time of the last one.
     starts: u64,
     started_at: TrueTime,
@@ -168,6 +170,7 @@ impl Network {
             listeners: Vec::new(),
             next_ear: 0,
             clients: BTreeMap::new(),
+            untold: BTreeSet::new(),
             starts: 0,
             started_at: 0,
             rewinds: 0,
@@ -307,6 +310,9 @@ impl Network {
         }
         let answer = self.carry_out(process, &op);
         let mut inner = self.inner();
+        if let Answer::Waiting { .. } = answer {
+            inner.untold.insert(op.owner.clone());
+        }
         let parting = inner.ends[process].parting;
         let latency = inner.delay(&self.sim, &op.name, now, Some(slot.until()));
         if latency > inner.faults.latency.1 {
@@ -325,6 +331,7 @@ impl Network {
         self.sim.at(answered_at, move || {
             let is_broken = network.inner().connections[number].is_broken;
             if !is_broken {
+                network.inner().untold.remove(&op.owner);
                 if let Some(oracle) = &network.oracle {
                     oracle.answered(&op);
                 }
@@ -500,11 +507,13 @@ impl Inner {
         Audience { starts: (self.starts % 1024) as u16, unreached: Vec::new() }.station()
     }
 
-    /// Whether a removed waiter could have been reached. One that has no connection at all has no subscription either.
+    /// Whether a removed waiter could have been reached: it is connected, and was told of its place.
     fn passed(&self, now: TrueTime, owner: Owner) -> Passed {
         let end = self.clients.get(&(&owner).into()).map(|process| (*process, &self.ends[*process]));
         let process = end
-            .filter(|(_, end)| !end.is_dead && now >= end.hears_from.max(end.up_at))
+            .filter(|(_, end)| {
+                !end.is_dead && now >= end.hears_from.max(end.up_at) && !self.untold.contains(&owner)
+            })
             .map(|(process, _)| process);
         Passed { owner, process }
     }
