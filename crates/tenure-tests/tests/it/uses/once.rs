@@ -11,8 +11,9 @@ use tenure::internals::protocol::record::{RecordVerb, Then};
 use tenure::internals::store::memory::Memory;
 use tenure::internals::store::{Decorator, Failure, StoreFuture, StoreReply, StoreRequest};
 use tenure::internals::{Driver, Runtime, Store};
-use tenure::{Frees, Locks, Options, Outcome, Period};
-use tenure_testkit::servers::Server;
+use tenure::{Frees, Locks, Options, Outcome, Period, block_on};
+use tenure_testkit::proxy::{Direction, Fault, Proxy};
+use tenure_testkit::servers::{Server, eventually};
 use tenure_testkit::skewed;
 use tokio::sync::Notify;
 
@@ -426,4 +427,29 @@ fn a_result_that_stays_unstored_is_an_error_of_the_turn_and_not_of_the_run() {
         let ran = job.run(async |_| Ok::<_, fmt::Error>(7)).await.expect("the caller gets the result");
         assert_eq!(ran, Some(Ok(7)));
     });
+}
+
+/// Its record says that the run began, which would close the window in which nothing has run.
+#[test]
+fn a_beginning_without_an_answer_does_not_close_its_window() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.address());
+    let [through, direct] = [proxy.url(), server.url()].map(|url| {
+        let locks = Locks::open(&url).expect("a store").with(|options| options.op_timeout(ms(800)));
+        let [before, job] = ["before", "nightly"]
+            .map(|name| locks.as_ref().expect("options").once_per(name, LONG).expect("a name"));
+        // Connected, and with its scripts.
+        let _ = block_on(before.run(async |_| Ok::<_, fmt::Error>(()))).expect("an answer");
+        job
+    });
+    proxy.set(Fault::Delay(ms(50)));
+    let begins = std::thread::spawn(move || block_on(through.try_begin()));
+    eventually("its beginning is stored", SOON, || block_on(direct.last()).is_ok_and(|last| last.is_some()));
+    proxy.set(Fault::Hold(Direction::ToClient));
+    // Longer than the request, and the read that looks whether it was stored.
+    std::thread::sleep(ms(2_500));
+    proxy.set(Fault::None);
+    assert!(begins.join().expect("no panic").expect_err("no answer").is_unknown());
+    let turn = block_on(direct.try_begin()).expect("an answer");
+    assert!(turn.is_some(), "{:?}", block_on(direct.last()));
 }
