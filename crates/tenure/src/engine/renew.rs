@@ -102,6 +102,7 @@ impl Lease {
     }
 
     /// Verifies it soon, because something says that it may have ended.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(crate) fn doubt(self: &Arc<Self>, engine: &Engine) {
         engine.renewer.check(engine, self.shared_root().unwrap_or(self));
     }
