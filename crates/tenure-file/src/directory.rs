@@ -457,18 +457,36 @@ impl Inside<'_> {
             self.remove_spare(id, before);
             return Ok(());
         }
-        let temp = if before.is_some() { &spare } else { TEMP };
+        let written = self.write_long(&file, &spare, record, before);
+        if written.is_err() && before.is_none() {
+            let _ = self.remove_file(&spare);
+        }
+        written
+    }
+
+    /// Writes a record of more than a page.
+    fn write_long(
+        &self,
+        file: &str,
+        spare: &str,
+        record: &str,
+        before: Option<usize>,
+    ) -> Result<(), Failure> {
+        let (temp, over) = match before {
+            Some(_) => (spare, Replaced::Record),
+            None => (TEMP, Replaced::Nothing),
+        };
         if before.is_none_or(|before| record.len() > before) {
             // A page more, for a renewal that adds a digit.
             let length = record.len() + PAGE;
-            let reserved = self.open_temp(&spare).and_then(|(spare, _)| reserve(&spare.file, length));
+            let reserved = self.open_temp(spare).and_then(|(spare, _)| reserve(&spare.file, length));
             let reserved = reserved.and_then(|()| match before {
-                Some(_) => reserve(&self.open_file(&file, true)?, length),
+                Some(_) => reserve(&self.open_file(file, true)?, length),
                 None => reserve(&self.open_temp(temp)?.0.file, length),
             });
-            reserved.map_err(|errno| failed("write", &self.path.join(&spare), errno))?;
+            reserved.map_err(|errno| failed("write", &self.path.join(spare), errno))?;
         }
-        self.write_by(temp, &file, record.as_bytes(), over)
+        self.write_by(temp, file, record.as_bytes(), over)
     }
 
     /// Removes the spare file of a record that had `before` bytes. One that stays costs its space until the sweep.

@@ -226,13 +226,15 @@ impl PrimaryConnector {
             to_regclass($1)::oid::bigint, current_setting('synchronous_commit'), current_setting('fsync'),
             current_setting('lock_timeout'), current_setting('server_encoding'),
             current_setting('default_transaction_read_only'),
-            -- Kept for the session, whatever the server's configuration says later.
-            CASE WHEN $2 THEN set_config('synchronous_commit',
+            -- Kept for the session, whatever the server's configuration says later; not for that of a pooler.
+            CASE WHEN $2 AND current_setting('lock_timeout') = $3 THEN set_config('synchronous_commit',
                 coalesce(nullif(current_setting('synchronous_commit'), 'off'), 'on'), false) END";
         use tokio_postgres::types::Type;
         let table = self.statements.table();
         let keeps = !self.target.is_pooled;
-        let rows = client.query_typed(LOOK, &[(&table, Type::TEXT), (&keeps, Type::BOOL)]).await;
+        let rows = client
+            .query_typed(LOOK, &[(&table, Type::TEXT), (&keeps, Type::BOOL), (&LOCK_TIMEOUT, Type::TEXT)])
+            .await;
         let rows = rows.map_err(|error| match error.code() {
             // The user may lack even USAGE on the schema.
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {

@@ -149,6 +149,7 @@ impl<'a> Exchange<'a> {
             Failure::Refused(Failure::cause(what))
         })?;
         let most = if matches!(verb, Verb::Inspect) { usize::MAX } else { LOOKED_AT };
+        let mut has_looked = false;
         loop {
             client.look_at(name, &self.snapshot, most).await?;
             let now = client.now();
@@ -158,6 +159,7 @@ impl<'a> Exchange<'a> {
                     let has_to_wait = |answer: &Answer| !matches!(answer.plain(), Answer::Held { .. });
                     if matches!(verb, Verb::Acquire { .. } | Verb::Refresh { .. })
                         && result.answers.iter().flatten().any(has_to_wait)
+                        && !mem::replace(&mut has_looked, true)
                         && client.has_lost_holder(name, &self.snapshot, &self.living).await?
                     {
                         continue;

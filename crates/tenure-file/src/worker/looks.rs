@@ -52,7 +52,10 @@ impl DirectoryWorker {
                 DirectoryEvent::Changed(_) if planted(Bug::ChangeUnheard) => {}
                 DirectoryEvent::Changed(id) => drop(changed.insert(id)),
                 DirectoryEvent::HolderClosed if planted(Bug::DeathUnheard) => {}
-                DirectoryEvent::HolderClosed if self.look.is_some() => self.look_after(AFTER_CLOSE),
+                DirectoryEvent::HolderClosed if self.look.is_some() => {
+                    self.closed_at = self.runtime.now();
+                    self.look_after(AFTER_CLOSE);
+                }
                 DirectoryEvent::HolderClosed => {}
                 DirectoryEvent::Replaced => self.replaced(),
                 DirectoryEvent::Missed => self.listeners.tell_all(&Notification::Reconnected),
@@ -260,6 +263,11 @@ impl DirectoryWorker {
         let pause = if self.looking.is_empty() { LOOK.max(took * SHARE) } else { Duration::ZERO };
         self.look = None;
         self.look_after(pause);
+        // This look may have come before the flock of a closed file was released.
+        let released_at = self.closed_at + AFTER_CLOSE;
+        if self.runtime.now() < released_at {
+            self.look_by(released_at);
+        }
     }
 
     /// Looks at one lock. If a ticket of this process is at the front of the queue, watches the holders ahead

@@ -126,6 +126,8 @@ pub(super) struct DirectoryWorker {
     looking: Vec<RecordId>,
     looking_since: Moment,
     idle_looks: u32,
+    /// When a holder's file was closed last.
+    closed_at: Moment,
     /// Next look at the locks that normally rely on wake-ups.
     rare_at: Moment,
     /// Next cleanup of listeners, unless a look does it before.
@@ -177,6 +179,7 @@ impl DirectoryWorker {
             looking: Vec::new(),
             looking_since: Moment(0),
             idle_looks: 0,
+            closed_at: Moment(0),
             rare_at: Moment(0),
             forget_at: Moment(0),
         }
