@@ -20,10 +20,10 @@ const FRESH: Duration = Duration::from_secs(2);
 type Lookup = Shared<oneshot::Receiver<Result<Arc<[SocketAddr]>, Arc<io::Error>>>>;
 
 /// The host, the port, and the process, whose children do not have its threads.
-type Key = (String, u16, u32);
+type LookupKey = (String, u16, u32);
 
 /// The lookups that are under way or have just ended.
-static LOOKUPS: Mutex<BTreeMap<Key, Lookup>> = Mutex::new(BTreeMap::new());
+static LOOKUPS: Mutex<BTreeMap<LookupKey, Lookup>> = Mutex::new(BTreeMap::new());
 
 /// The addresses whose last connection was of no use, by when that was.
 static USELESS: Mutex<BTreeMap<SocketAddr, u64>> = Mutex::new(BTreeMap::new());
@@ -60,7 +60,7 @@ fn look_up(host: &str, port: u16) -> Option<Lookup> {
     let (tell, told) = oneshot::channel();
     let of = key.clone();
     let look_up = move || {
-        let entry = Entry(of);
+        let entry = LookupEntry(of);
         let found = (&*entry.0.0, entry.0.1).to_socket_addrs().map(Iterator::collect).map_err(Arc::new);
         let is_found = found.is_ok();
         let _ = tell.send(found);
@@ -75,9 +75,9 @@ fn look_up(host: &str, port: u16) -> Option<Lookup> {
 }
 
 /// Removes a lookup at the end of its thread, which waits for the mutex: its process has all threads.
-struct Entry(Key);
+struct LookupEntry(LookupKey);
 
-impl Drop for Entry {
+impl Drop for LookupEntry {
     fn drop(&mut self) {
         if let Ok(mut lookups) = LOOKUPS.lock() {
             lookups.remove(&self.0);
