@@ -66,7 +66,7 @@ async fn found(locks: &Locks, args: &List) -> Result<Vec<Found>, Failure> {
     Ok(found)
 }
 
-/// Prints what shows the result of each scan, and that a scan is overdue, while anybody reads it.
+/// Prints what `show` makes of each scan, and of one that is overdue, while anybody reads it.
 async fn watch(
     locks: &Locks,
     args: &List,

@@ -50,6 +50,7 @@ pub(crate) fn print(lines: impl Display) -> Result<(), Failure> {
     unless_closed(print_all(lines))
 }
 
+/// The failure to print, unless nobody reads any more.
 pub(crate) fn unless_closed(printed: io::Result<()>) -> Result<(), Failure> {
     match printed {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
@@ -62,7 +63,7 @@ pub(crate) async fn print_while_read(lines: String) -> Result<bool, Failure> {
     match print_aside(lines).await {
         _ if is_unread() => Ok(false),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        printed => printed.map(|()| true).map_err(|error| Failure::own("cannot print", &error)),
+        printed => unless_closed(printed).map(|()| true),
     }
 }
 

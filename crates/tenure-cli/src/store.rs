@@ -258,6 +258,13 @@ pub(crate) fn must_be_named(args: &Store, what: &str) -> Result<(), Failure> {
     )))
 }
 
+/// The URL for another command of this machine, which may have another working directory: without a password.
+fn handed_on(url: &str) -> OsString {
+    let url = diagnosis::without_password(url).unwrap_or_else(|| url.to_owned());
+    let at = directory(&url).and_then(|path| std::path::absolute(path).ok());
+    at.map_or(url.into(), |path| OsString::from_iter(["file:".as_ref(), path.as_os_str()]))
+}
+
 /// The flags with which another command of this machine reaches this store, and whether they lack its login, which
 /// is not for display.
 #[cfg(feature = "serve")]
@@ -273,11 +280,8 @@ pub(crate) fn flags(args: &Store) -> Result<(Vec<String>, bool), Failure> {
         _ if named.is_configured => {}
         Is::File(path) => add("--store-file", absolute(path)),
         Is::Url(url) => {
-            let without = diagnosis::without_password(url);
-            lacks_login = without.is_some();
-            let url = without.unwrap_or_else(|| url.clone());
-            let directory = directory(&url).map(|path| format!("file:{}", absolute(path)));
-            add("--store", directory.unwrap_or(url));
+            lacks_login = diagnosis::without_password(url).is_some();
+            add("--store", handed_on(url).to_string_lossy().into_owned());
         }
         Is::Default => {}
     }
@@ -301,10 +305,7 @@ pub(crate) fn variables(args: &Store, url: &str) -> Result<Vec<(&'static str, Op
             vec![(STORE_FILE, Some(path.into())), (STORE_URL, None)]
         }
         Is::Url(_) | Is::File(_) => {
-            let url = diagnosis::without_password(url).unwrap_or_else(|| url.to_owned());
-            let at = directory(&url).and_then(|path| std::path::absolute(path).ok());
-            let url = at.map_or(url.into(), |path| OsString::from_iter(["file:".as_ref(), path.as_os_str()]));
-            vec![(STORE_URL, Some(url)), (STORE_FILE, None)]
+            vec![(STORE_URL, Some(handed_on(url))), (STORE_FILE, None)]
         }
     })
 }

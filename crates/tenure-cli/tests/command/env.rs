@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fmt;
 use std::fs::{self, File};
+use std::io::{PipeReader, PipeWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -10,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::sleep;
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, fcntl_setfl, flock};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tenure::diagnosis::boot_clock;
 use tenure_testkit::servers::eventually;
@@ -321,6 +322,15 @@ impl fmt::Debug for Outcome {
         let Self { line, status, stdout, stderr, took } = self;
         writeln!(f, "{line}\n{status:?} after {took:?}\nstdout: {stdout}\nstderr: {stderr}")
     }
+}
+
+/// A full pipe whose reader reads nothing.
+pub(crate) fn full_pipe() -> (PipeReader, PipeWriter) {
+    let (reader, mut writer) = std::io::pipe().expect("a pipe");
+    fcntl_setfl(&writer, OFlags::NONBLOCK).expect("a flag");
+    while writer.write(b".").is_ok() {}
+    fcntl_setfl(&writer, OFlags::empty()).expect("a flag");
+    (reader, writer)
 }
 
 pub(crate) fn is_alive(pid: Pid) -> bool {

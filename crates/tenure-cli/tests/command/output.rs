@@ -1,7 +1,6 @@
 //! The output: `-q`, `-v`, `--help`, `status` and `list`.
 
 use std::fs;
-use std::io::Write;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,7 +8,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use crate::env::{LIMIT, TestEnv, UNTIL_END, now};
+use crate::env::{LIMIT, TestEnv, UNTIL_END, full_pipe, now};
 
 #[test]
 fn help_and_version_go_to_standard_output() {
@@ -234,10 +233,7 @@ fn standard_error_may_be_closed() {
 
 /// Runs a command whose standard error is full and not read; returns its code. `meanwhile` gets its pid.
 fn unread(mut command: Command, mut meanwhile: impl FnMut(Pid) -> bool) -> Option<i32> {
-    let (_reader, mut writer) = std::io::pipe().expect("a pipe");
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
-    while writer.write(b".").is_ok() {}
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
+    let (_reader, writer) = full_pipe();
     let mut child = command.stdout(Stdio::null()).stderr(writer).spawn().expect("a process");
     let (end, mut is_done) = (now() + LIMIT, false);
     loop {

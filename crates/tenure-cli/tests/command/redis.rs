@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use tenure_testkit::proxy::{Fault, Proxy};
 use tenure_testkit::servers::{Authority, Config, Server};
 
-use crate::env::{Outcome, Running, TestEnv, UNTIL_END, is_alive, ms, now};
+use crate::env::{Outcome, Running, TestEnv, UNTIL_END, full_pipe, is_alive, ms, now};
 
 const TTL_MS: u64 = 3_000;
 const GRACE_MS: u64 = 1_000;
@@ -327,10 +327,7 @@ fn a_warning_that_is_not_read_delays_no_renewal() {
     let env = TestEnv::new();
     let servers = [Server::start(), Server::start()];
     let even = format!("redis-quorum://{},{}", servers[0].address(), servers[1].address());
-    let (_reader, mut writer) = std::io::pipe().expect("a pipe");
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
-    while writer.write(&[b'.'; 512]).is_ok() {}
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
+    let (_reader, writer) = full_pipe();
     let mut command =
         env.tenure(["run", "--ttl", "3s", "-w", "30", "--store", &even, "x", "--", "sleep", "4"]);
     command.stderr(writer);

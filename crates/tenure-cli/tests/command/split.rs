@@ -1,13 +1,12 @@
 //! A lock that outlives the processes that acquire it: `acquire`, `renew`, `verify`, `release` and `wait`.
 
-use std::io::{PipeReader, PipeWriter, Write};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tenure_testkit::servers::{Server, eventually};
 
-use crate::env::{BINARY, LIMIT, Outcome, TestEnv, until_gone};
+use crate::env::{BINARY, LIMIT, Outcome, TestEnv, full_pipe, until_gone};
 
 impl TestEnv {
     fn verb(&self, verb: &str, args: &[&str]) -> Outcome {
@@ -308,15 +307,6 @@ fn a_closed_standard_output_takes_no_lock() {
     for full in [">&-", "> /dev/full"] {
         shell(&format!(r#""$0" renew --json --owner {owner} y {full}"#)).exits_with(125).says("cannot print");
     }
-}
-
-/// A pipe that is full, whose reader reads nothing.
-fn full_pipe() -> (PipeReader, PipeWriter) {
-    let (reader, mut writer) = std::io::pipe().expect("a pipe");
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).expect("a flag");
-    while writer.write(&[b'.'; 512]).is_ok() {}
-    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::empty()).expect("a flag");
-    (reader, writer)
 }
 
 #[test]

@@ -528,7 +528,12 @@ impl Queue {
 
     /// The numbers of the tickets that hold.
     pub fn holding(&self) -> impl Iterator<Item = u64> {
-        self.tickets.range(..=self.mark).map(|(number, _)| *number)
+        self.admitted().map(|(number, _)| number)
+    }
+
+    /// The tickets that hold.
+    pub fn admitted(&self) -> impl Iterator<Item = (u64, &Ticket)> {
+        self.tickets.range(..=self.mark).map(|(number, ticket)| (*number, ticket))
     }
 
     /// The waiting tickets, head first.

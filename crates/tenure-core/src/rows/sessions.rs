@@ -97,7 +97,7 @@ pub(super) fn checks(
     }
     if let Some(after) = after.queue() {
         let mark = before.queue().map_or(after.mark, |queue| queue.mark);
-        let admitted = after.tickets().take_while(|(number, _)| *number <= after.mark);
+        let admitted = after.admitted();
         let admitted = admitted.filter(|(number, _)| *number > mark).chain(after.blocks());
         let others = |ticket: &Ticket| Some(ticket.owner.client()).filter(|client| !own.contains(client));
         let mut has_looked = false;

@@ -70,9 +70,9 @@ impl SeenRow {
     /// Whether the new state ends a hold that may be checked in: another client's, or the last of those that
     /// existed, even if the next ones are granted. Or it lets others in beside the only one.
     pub(super) fn ends_hold(&self, after: &State, asking: &BTreeSet<&Owner>) -> bool {
-        if let Some((number, weight)) = sole_weight(&self.state)
-            && weight_of(after, number).is_some_and(|left| left < weight)
-        {
+        let (weights, left) = (weights(&self.state), weights(after));
+        let is_less = |(number, weight)| left.get(number).is_some_and(|left| left < weight);
+        if weights.len() == 1 && weights.iter().any(is_less) {
             return true;
         }
         let (before, after) = (holds(&self.state), holds(after));
@@ -136,17 +136,14 @@ fn with_ends(queue: &Queue, end: impl Fn(u64, u64) -> u64) -> Queue {
     changed
 }
 
-/// The number and the weight of the only hold of a queue.
-fn sole_weight(state: &State) -> Option<(u64, u32)> {
-    let Some(Data::Queue(queue)) = state.lock.as_ref().map(|lock| &lock.value) else { return None };
-    let mut holding = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
-    let (number, ticket) = holding.next()?;
-    holding.next().is_none().then_some((number, ticket.weight))
-}
-
-fn weight_of(state: &State, number: u64) -> Option<u32> {
-    let Some(Data::Queue(queue)) = state.lock.as_ref().map(|lock| &lock.value) else { return None };
-    queue.tickets().find(|(known, _)| *known == number).map(|(_, ticket)| ticket.weight)
+/// The weight of each hold of a queue, by its number.
+fn weights(state: &State) -> BTreeMap<u64, u32> {
+    match state.lock.as_ref().map(|lock| &lock.value) {
+        Some(Data::Queue(queue)) => {
+            queue.admitted().map(|(number, ticket)| (number, ticket.weight)).collect()
+        }
+        _ => BTreeMap::new(),
+    }
 }
 
 /// Each hold: its owner, and its number if it has one.
@@ -162,8 +159,7 @@ fn holds(state: &State) -> BTreeSet<(&str, u64)> {
             hash.keys().filter(|field| !field.starts_with('#')).map(|owner| (owner.as_str(), 0)).collect()
         }
         Some(Data::Queue(queue)) => {
-            let holding = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
-            holding.map(|(number, ticket)| (ticket.owner.as_str(), number)).collect()
+            queue.admitted().map(|(number, ticket)| (ticket.owner.as_str(), number)).collect()
         }
     }
 }
@@ -204,7 +200,7 @@ impl RowSight {
     pub(super) fn of(row: &Row) -> Self {
         match lock(row).ok().flatten().map(|lock| lock.value) {
             Some(Data::Queue(queue)) => {
-                let holders = queue.tickets().take_while(|(number, _)| *number <= queue.mark);
+                let holders = queue.admitted();
                 Self::Holders(holders.map(|(number, ticket)| (number, ticket.weight)).collect())
             }
             _ => Self::Value(row.value.clone(), row.fence),

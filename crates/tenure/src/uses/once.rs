@@ -277,7 +277,6 @@ impl OncePer {
         };
         let keep = keep(&window);
         let mut begin = put(guard.owner(), keep, run.encode());
-        let left = |at_us: u64| Duration::from_micros(window.to.saturating_sub(at_us));
         let turn = |run| Turn { guard, record: self.record.clone(), run, keep, frees };
         let is_checked = !by_hand && !planted(Bug::WindowFromClient);
         begin.window = is_checked.then_some(window.from..window.open_to);
@@ -298,7 +297,8 @@ impl OncePer {
         run.begun = at_us;
         jobs::report(&self.record, &run, at_us);
         let at_us = if planted(Bug::WindowFromClient) { window.from } else { at_us };
-        let (left, turn) = (left(at_us), turn(run));
+        let left = Duration::from_micros(window.to.saturating_sub(at_us));
+        let turn = turn(run);
         // A failover that forgot the record would open the window again.
         if engine.store.capabilities().confirms
             && let Err(error) = turn.guard.set_lease(None, None).await

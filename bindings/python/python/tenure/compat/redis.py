@@ -94,6 +94,9 @@ def _locks_of(client: Any) -> Locks:
 class _Lock:
     """What the blocking and the asyncio lock share."""
 
+    # Whether each thread has a hold of its own, unless the caller says.
+    _by_thread = True
+
     def __init__(
         self,
         redis: Any,
@@ -102,19 +105,19 @@ class _Lock:
         sleep: float = 0.1,
         blocking: bool = True,
         blocking_timeout: Optional[Seconds] = None,
-        thread_local: bool = True,
+        thread_local: Optional[bool] = None,
         raise_on_release_error: bool = True,
     ) -> None:
         self.name = name.decode() if isinstance(name, bytes) else name
         self.timeout = optional_seconds(timeout)
         self.sleep, self.blocking = sleep, blocking
         self.blocking_timeout = optional_seconds(blocking_timeout)
-        self.thread_local = thread_local
+        self.thread_local = self._by_thread if thread_local is None else thread_local
         self.raise_on_release_error = raise_on_release_error
         self._locks = _locks_of(redis)
         options: Options = {} if self.timeout is None else {"ttl": self.timeout, "renew": False}
         self._mutex: Mutex = self._locks.mutex(self.name, **options)
-        self.local: Any = threading.local() if thread_local else SimpleNamespace()
+        self.local: Any = threading.local() if self.thread_local else SimpleNamespace()
 
     @property
     def guard(self) -> Optional[Guard]:
@@ -248,20 +251,7 @@ class Lock(_Lock):
 class AsyncLock(_Lock):
     """The same for `redis.asyncio`."""
 
-    def __init__(
-        self,
-        redis: Any,
-        name: Union[str, bytes],
-        timeout: Optional[Seconds] = None,
-        sleep: float = 0.1,
-        blocking: bool = True,
-        blocking_timeout: Optional[Seconds] = None,
-        thread_local: bool = False,
-        raise_on_release_error: bool = True,
-    ) -> None:
-        super().__init__(
-            redis, name, timeout, sleep, blocking, blocking_timeout, thread_local, raise_on_release_error
-        )
+    _by_thread = False
 
     async def acquire(
         self,
