@@ -1,10 +1,10 @@
 //! `tracing` events. A slow subscriber never delays the driver's thread.
 //!
 //! On a caller's thread the subscriber is called directly. Events from the thread of a
-//! [`Driver`](crate::runtime::Driver), which renews leases, pass through a bounded queue to a separate
-//! thread. Events that do not fit are dropped and counted, and the count is reported as an event.
+//! [`Driver`](crate::runtime::Driver), which renews leases, and from work that a caller does in its place, pass through
+//! a bounded queue to a separate thread. Events that do not fit are dropped and counted, and the count is reported as an event.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -55,7 +55,7 @@ pub use tracing;
 /// A span for work on a caller's thread. On a driver's thread it is disabled, because no subscriber may be
 /// called there.
 pub fn span(makes: impl FnOnce() -> Span) -> Span {
-    let is_drivers = QUEUED.try_with(|events| events.get().is_some()).unwrap_or(true);
+    let is_drivers = QUEUED.try_with(|events| events.borrow().is_some()).unwrap_or(true);
     if is_drivers { Span::none() } else { makes() }
 }
 
@@ -75,24 +75,30 @@ type Event = Box<dyn FnOnce() + Send>;
 type StartThread = fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<JoinHandle<()>>;
 
 thread_local! {
-    /// The queue of the driver that owns this thread.
-    static QUEUED: OnceCell<Arc<Events>> = const { OnceCell::new() };
+    /// The queue of the driver whose work this thread does.
+    static QUEUED: RefCell<Option<Arc<Events>>> = const { RefCell::new(None) };
     /// Whether this thread delivers queued events and so must not wait for them.
     static HANDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Whether the subscriber of this thread is interested in the event.
 pub fn is_enabled(asks: impl Fn() -> bool) -> bool {
-    let queued = QUEUED.try_with(|events| events.get().map(|events| events.within(&asks)));
-    queued.ok().flatten().unwrap_or_else(asks)
+    match queued() {
+        Some(events) => events.within(asks),
+        None => asks(),
+    }
 }
 
 /// Delivers an event to the subscriber: directly, or through the queue on a driver's thread.
 pub fn emit(event: impl FnOnce() + Send + 'static) {
-    match QUEUED.try_with(|events| events.get().cloned()).ok().flatten() {
+    match queued() {
         Some(events) => events.queue(Box::new(event)),
         None => event(),
     }
+}
+
+fn queued() -> Option<Arc<Events>> {
+    QUEUED.try_with(|events| events.borrow().clone()).ok().flatten()
 }
 
 /// The event queue of one driver.
@@ -130,7 +136,19 @@ impl Events {
 
     /// Makes this thread queue its events from now on.
     pub fn take_over(self: &Arc<Self>) {
-        QUEUED.with(|events| _ = events.set(Arc::clone(self)));
+        QUEUED.set(Some(Arc::clone(self)));
+    }
+
+    /// Makes this thread queue the events of this work.
+    pub fn queueing(self: &Arc<Self>, work: impl FnOnce()) {
+        struct Restore(Option<Arc<Events>>);
+        impl Drop for Restore {
+            fn drop(&mut self) {
+                QUEUED.set(self.0.take());
+            }
+        }
+        let _restore = Restore(QUEUED.replace(Some(Arc::clone(self))));
+        work();
     }
 
     fn within<T>(&self, work: impl FnOnce() -> T) -> T {

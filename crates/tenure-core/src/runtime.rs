@@ -8,6 +8,7 @@
 
 #[cfg(feature = "testing")]
 mod callers;
+mod shared_task;
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -28,6 +29,7 @@ use crate::platform::boot_clock;
 
 #[cfg(feature = "testing")]
 pub use callers::Callers;
+pub use shared_task::SharedTask;
 
 /// Time, randomness, tasks and timers.
 pub trait Runtime: fmt::Debug + Send + Sync + 'static {
@@ -49,6 +51,11 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     /// Runs a blocking system call on another thread. Returns false without running it if the runtime has no
     /// threads: in virtual time nothing may block.
     fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
+        false
+    }
+    /// Runs `work` on the calling thread as this runtime's own thread would run it. Returns false without running it
+    /// on that thread, and if the runtime does not support it.
+    fn run_here(&self, _work: &mut dyn FnMut()) -> bool {
         false
     }
     /// The runtime of the calling task, if that is a different one. It shares this runtime's clock.
@@ -193,6 +200,15 @@ impl Runtime for Driver {
 
     fn spawn_blocking(&self, call: Box<dyn FnOnce() + Send>) -> bool {
         self.timers.handle.spawn_blocking(call);
+        true
+    }
+
+    fn run_here(&self, work: &mut dyn FnMut()) -> bool {
+        if self.is_current() {
+            return false;
+        }
+        let _context = self.timers.handle.enter();
+        self.events.queueing(work);
         true
     }
 

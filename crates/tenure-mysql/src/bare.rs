@@ -10,7 +10,6 @@ use super::statements::hex;
 use super::url::MysqlTarget;
 use super::wire::WireError;
 use tenure_core::error::Result;
-use tenure_core::rows::ServerConnection;
 use tenure_core::store::{BareClient, BareStep, BareThread, StoreFuture};
 
 /// The statements of the steps, in their order. A row without a value is no lock.
@@ -25,7 +24,6 @@ const STEPS: [&str; 5] = [
 struct MysqlBare {
     session: Arc<MysqlSession>,
     statements: [String; 5],
-    _connection: ServerConnection,
     _thread: BareThread,
 }
 
@@ -38,10 +36,10 @@ pub async fn bare_mysql(url: &str, name: &str) -> Result<Box<dyn BareClient>> {
     let shown = target.shown();
     let thread = BareThread::start(&shown)?;
     let connector = MysqlConnector::new(thread.runtime(), target);
-    let opened = thread.open(&shown, async move { connector.dial_all(None).await });
-    let (session, connection) = opened.await?;
+    let opened = thread.open(&shown, async move { connector.dial().await });
+    let session = opened.await?;
     let statements = STEPS.map(|text| text.replace("{name}", &hex(name)));
-    Ok(Box::new(MysqlBare { session, statements, _connection: connection, _thread: thread }))
+    Ok(Box::new(MysqlBare { session, statements, _thread: thread }))
 }
 
 impl BareClient for MysqlBare {

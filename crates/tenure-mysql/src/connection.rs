@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::failure::{COLUMN_EXISTS, UNKNOWN_THREAD};
 use super::login::{LoginRequest, log_in};
@@ -95,10 +95,17 @@ impl MysqlConnector {
 
     /// Dials the servers in order until one takes writes. The connection `before` is terminated on the server
     /// first, so that none of its pending statements executes after one of the new connection.
-    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
+    async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
         let open = |address| self.open(address, before);
         let limit = self.target.connect_timeout;
         first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
+    }
+
+    /// Opens a connection for statements alone.
+    pub(super) async fn dial(&self) -> Result<Arc<MysqlSession>, Failure> {
+        let (session, ServerConnection { driver, .. }) = self.dial_all(None).await?;
+        self.runtime.spawn(driver);
+        Ok(session)
     }
 
     async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
@@ -117,19 +124,11 @@ impl MysqlConnector {
         let (longest, rolls_back, is_mariadb) = self.prepare(&mut wire, &label, before).await?;
         attempt.succeeded();
         let (jobs, asked) = mpsc::unbounded_channel();
-        let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
-        self.runtime.spawn(
-            async move {
-                select(hung, pin!(serve(wire, asked))).await;
-                let _ = done.send(());
-            }
-            .boxed(),
-        );
         let around = (!is_mariadb).then_some([WAITS_BRIEFLY, WAITS]);
         let (rows, batch) = (Locked::default(), AtomicU64::new(self.runtime.random() >> 2));
         let session = Arc::new(MysqlSession { jobs, heard, label, longest, rolls_back, around, rows, batch });
         let (_, messages) = mpsc::unbounded_channel();
-        Ok((Arc::clone(&session), ServerConnection { session, messages, over, hangup }))
+        Ok((Arc::clone(&session), ServerConnection { session, messages, driver: serve(wire, asked).boxed() }))
     }
 
     async fn log_in(

@@ -40,7 +40,7 @@ pub async fn diagnose_mysql(url: &str) -> Result<MysqlDiagnosis> {
 }
 
 async fn ask(connector: &MysqlConnector) -> Result<MysqlDiagnosis, Failure> {
-    let (session, _connection) = connector.dial_all(None).await?;
+    let session = connector.dial().await?;
     let ask = async |sql: String| session.run(sql).await.map(|reply| reply.rows).map_err(WireError::login);
     let settings = format!(
         "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, IF(@@log_bin, @@sync_binlog, NULL), @@max_connections, {CLOCK}"

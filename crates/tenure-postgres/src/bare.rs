@@ -6,8 +6,9 @@ use futures_util::future::{FutureExt, try_join_all};
 use tokio_postgres::Statement;
 use tokio_postgres::types::Type;
 
-use super::connection::{OpenConnection, PrimaryConnector};
+use super::connection::PrimaryConnector;
 use super::failure;
+use super::session::PostgresSession;
 use super::statements::Which;
 use super::url::PostgresTarget;
 use tenure_core::error::Result;
@@ -23,7 +24,7 @@ const STEPS: [&str; 5] = [
 ];
 
 struct PostgresBare {
-    connection: Arc<OpenConnection>,
+    session: Arc<PostgresSession>,
     statements: Arc<[Statement]>,
     name: Arc<str>,
     _thread: BareThread,
@@ -39,23 +40,23 @@ pub async fn bare_postgres(url: &str, name: &str) -> Result<Box<dyn BareClient>>
     let thread = BareThread::start(&shown)?;
     let connector = PrimaryConnector::new(thread.runtime(), target);
     let opened = async move {
-        let connection = connector.dial_all(None).await?;
+        let session = connector.dial().await?;
         let texts = STEPS.map(|text| text.replace("{table}", &table));
-        let prepares = texts.iter().map(|text| connection.session.client.prepare_typed(text, &[Type::TEXT]));
+        let prepares = texts.iter().map(|text| session.client.prepare_typed(text, &[Type::TEXT]));
         let statements = try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?;
-        Ok((connection, statements))
+        Ok((session, statements))
     };
-    let (connection, statements) = thread.open(&shown, opened).await?;
-    let (connection, statements) = (Arc::new(connection), statements.into());
-    Ok(Box::new(PostgresBare { connection, statements, name: name.into(), _thread: thread }))
+    let (session, statements) = thread.open(&shown, opened).await?;
+    let statements = statements.into();
+    Ok(Box::new(PostgresBare { session, statements, name: name.into(), _thread: thread }))
 }
 
 impl BareClient for PostgresBare {
     fn step(&self, step: BareStep) -> StoreFuture<bool> {
-        let (connection, statements) = (Arc::clone(&self.connection), Arc::clone(&self.statements));
+        let (session, statements) = (Arc::clone(&self.session), Arc::clone(&self.statements));
         let name = Arc::clone(&self.name);
         async move {
-            let done = connection.session.client.execute(&statements[step as usize], &[&&*name]).await;
+            let done = session.client.execute(&statements[step as usize], &[&&*name]).await;
             let changed = done.map_err(|error| failure::of(error, Which::Acquire))?;
             Ok(step != BareStep::Take || changed == 1)
         }

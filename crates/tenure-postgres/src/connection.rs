@@ -3,12 +3,13 @@
 
 use std::fmt;
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Poll;
 
-use futures_util::future::{BoxFuture, FutureExt, select, try_join_all};
-use tokio::sync::{mpsc, oneshot};
+use futures_util::future::{BoxFuture, Either, FutureExt, select, try_join_all};
+use tokio::sync::mpsc;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection};
@@ -59,20 +60,14 @@ pub(super) struct PrimaryConnector {
 }
 
 /// An open connection, logged in.
-pub(super) struct OpenConnection {
-    pub(super) session: Arc<PostgresSession>,
-    messages: mpsc::UnboundedReceiver<String>,
-    over: oneshot::Receiver<()>,
-    hangup: oneshot::Sender<()>,
-}
+type OpenSession = (Arc<PostgresSession>, ServerConnection);
 
 impl Server for PrimaryConnector {
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
         async move {
             let opened = self.dial_all(before).await;
             let opened = opened.inspect_err(|failure| self.full.note(self.target.shown(), failure));
-            let OpenConnection { session, messages, over, hangup } = opened?;
-            Ok(ServerConnection { session, messages, over, hangup })
+            opened.map(|(_, connection)| connection)
         }
         .boxed()
     }
@@ -110,62 +105,53 @@ impl PrimaryConnector {
 
     /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
     /// server first, so that none of its pending statements executes after one of the new connection.
-    pub(super) async fn dial_all(&self, before: Option<&str>) -> Result<OpenConnection, Failure> {
+    async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
         let open = |address| self.open(address, before);
         let limit = self.target.session.connect_timeout;
         first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
     }
 
-    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenConnection, Failure> {
+    /// Opens a connection for statements alone.
+    pub(super) async fn dial(&self) -> Result<Arc<PostgresSession>, Failure> {
+        let (session, ServerConnection { driver, .. }) = self.dial_all(None).await?;
+        self.runtime.spawn(driver);
+        Ok(session)
+    }
+
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
         let label = label(&self.target.session.application, &*self.runtime);
         let heard = Arc::new(AtomicU64::new(0));
         let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));
-        let (client, mut driver, attempt) = match self.log_in(address, tls, &label, &heard).await {
+        let (client, connection, attempt) = match self.log_in(address, tls, &label, &heard).await {
             Err((_, true)) => self.log_in(address, None, &label, &heard).await,
             logged_in => logged_in,
         }
         .map_err(|(failure, _)| failure)?;
         let (say, messages) = mpsc::unbounded_channel();
-        let ((hangup, hung), (done, over)) = (oneshot::channel(), oneshot::channel());
-        self.runtime.spawn(
-            async move {
-                let talk = poll_fn(|context| {
-                    loop {
-                        match driver.poll_message(context) {
-                            Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
-                                let _ = say.send(message.payload().to_owned());
-                            }
-                            Poll::Ready(Some(Ok(_))) => {}
-                            Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
-                            Poll::Pending => return Poll::Pending,
-                        }
-                    }
-                });
-                select(hung, talk).await;
-                let _ = done.send(());
-            }
-            .boxed(),
-        );
+        let mut driver = drive(connection, say).boxed();
         self.stage.set(format!("{address} has not reported its version"));
-        let table = self.look(&client, before).await?;
-        attempt.succeeded();
-        let channel = channel_of(table);
         let statements: Vec<_> = ALL.iter().map(|which| self.statements.text(*which)).collect();
-        let prepared = match self.target.is_pooled {
-            true => Vec::new(),
-            false => {
-                let prepares = ALL
-                    .iter()
-                    .zip(&statements)
-                    .map(|(which, text)| client.prepare_typed(text, which.types()));
-                try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?
+        let prepares = async {
+            let table = self.look(&client, before).await?;
+            attempt.succeeded();
+            let types = ALL.iter().map(|which| which.types());
+            let texts = statements.iter().filter(|_| !self.target.is_pooled);
+            let prepares = texts.zip(types).map(|(text, types)| client.prepare_typed(text, types));
+            let prepared = try_join_all(prepares).await.map_err(|error| failure::of(error, Which::Ping))?;
+            Ok((channel_of(table), prepared))
+        };
+        let (channel, prepared) = match select(pin!(prepares), &mut driver).await {
+            Either::Left((prepared, _)) => prepared?,
+            Either::Right(((), prepares)) => {
+                prepares.await?;
+                return Err(Failure::NotSent(Failure::cause("the connection was closed")));
             }
         };
         let (runtime, plan_times) = (Arc::clone(&self.runtime), Locked::default());
         let session =
             PostgresSession { client, statements, prepared, heard, label, channel, runtime, plan_times };
         let session = Arc::new(session);
-        Ok(OpenConnection { session, messages, over, hangup })
+        Ok((Arc::clone(&session), ServerConnection { session, messages, driver }))
     }
 
     /// Dials a server and logs in. A failure comes with whether the connection may do without TLS, which is to
@@ -361,6 +347,23 @@ fn label(application: &str, runtime: &dyn Runtime) -> String {
     let mut label = format!("{application}{space}{CLIENT}-{:016x} {process}", runtime.random());
     label.truncate(LABEL);
     label
+}
+
+/// Reads and writes a connection until it is closed, and passes notifications on.
+async fn drive(mut connection: Connection<Counted, EncryptedStream>, say: mpsc::UnboundedSender<String>) {
+    let talk = poll_fn(|context| {
+        loop {
+            match connection.poll_message(context) {
+                Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
+                    let _ = say.send(message.payload().to_owned());
+                }
+                Poll::Ready(Some(Ok(_))) => {}
+                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    });
+    talk.await;
 }
 
 /// The error for a server version that is too old.

@@ -39,8 +39,8 @@ pub async fn diagnose_postgres(url: &str) -> Result<Diagnosis> {
 }
 
 async fn ask(connector: &PrimaryConnector) -> Result<Diagnosis, Failure> {
-    let open = connector.dial_all(None).await?;
-    let settings = open.session.look_up(
+    let session = connector.dial().await?;
+    let settings = session.look_up(
         "SELECT name, setting FROM pg_settings
         UNION ALL SELECT 'standbys', count(*)::text FROM pg_stat_replication
         UNION ALL SELECT 'connections', count(*)::text FROM pg_stat_activity WHERE backend_type = 'client backend'

@@ -3,8 +3,10 @@
 //! One statement of each sort is in flight, so that a server that waits for its disk commits many requests at
 //! once, and the next ones gather meanwhile. A request that meets no statement of its sort leaves at once.
 //!
-//! After a statement of several requests, the next one waits for a moment, so that the tasks it has served can join.
-//! Otherwise their releases would queue behind the next commit, and the first task to return would leave alone.
+//! After a statement of several requests, or one behind which others have gathered, the next one waits for a moment, so
+//! that the tasks it has served can join. Otherwise their releases would queue behind the next commit, and the first
+//! task to return would leave alone. It waits longer while their releases are in flight, and leaves once as many
+//! requests are there as before.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,10 +18,14 @@ use crate::moment::Moment;
 
 /// Maximum locks per statement.
 pub(super) const LOCKS: usize = 500;
-/// The wait after a statement of several requests, and again after the first request that follows it: this part of
-/// the time that the statement took, at most `PAUSE`.
+/// The wait after such a statement, again after the first request that follows it, and after releases: this part of the
+/// time that the statement took, at most `PAUSE`.
 const SHARE: u32 = 16;
 const PAUSE: Duration = Duration::from_millis(2);
+/// Maximum of all waits, in multiples of it.
+const PAUSES: u32 = 4;
+/// After a shorter statement nothing waits: a timer takes up to a millisecond.
+const SHORTEST: Duration = Duration::from_millis(1);
 
 /// The sorts of statements about locks, in the order in which they are sent: first those that need no disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +37,7 @@ pub(super) enum StatementSort {
 
 pub(super) const VERBS: [SoleVerb; 3] = [SoleVerb::Release, SoleVerb::Renew, SoleVerb::Acquire];
 const SORTS: usize = 6;
+const RELEASES: StatementSort = StatementSort::Change(SoleVerb::Release);
 
 impl StatementSort {
     /// The statement for a change. With `soft` releases, those leave without the others.
@@ -60,10 +67,13 @@ struct GatheredSort {
     in_flight: usize,
     /// When the statement in flight was sent.
     sent_at: Moment,
-    /// How long the next one waits for others.
+    /// Requests of the last statement, and those that had gathered meanwhile.
+    expected: usize,
+    /// How long the next one waits for as many.
     pause: Duration,
-    /// When the next one may be sent.
+    /// When the next one may be sent: later while releases are in flight, but not after `latest`.
     free_at: Moment,
+    latest: Moment,
     /// No request has come since the last one.
     expects: bool,
     /// Locks whose next requests wait.
@@ -91,22 +101,42 @@ impl RowBatch {
 }
 
 impl GatheredSort {
-    fn is_empty(&self) -> bool {
-        self.names.is_empty() && self.writes.is_empty()
+    fn len(&self) -> usize {
+        self.names.len() + self.writes.len()
     }
 
-    /// Whether a request has to wait for the next statement.
-    fn waits(&mut self, now: Moment) -> bool {
+    /// One more request waits.
+    fn gathered(&mut self) {
+        if self.len() >= self.expected {
+            (self.free_at, self.latest, self.expects) = (Moment(0), Moment(0), false);
+        }
+    }
+
+    /// The first request comes after a while.
+    fn expect(&mut self, now: Moment) {
         if mem::take(&mut self.expects) && now >= self.free_at {
             self.free_at = now + self.pause;
         }
-        self.in_flight > 0 || now < self.free_at
+    }
+
+    /// When what has gathered may be sent.
+    fn free_at(&self, releases: bool) -> Moment {
+        if releases { self.free_at.max(self.latest) } else { self.free_at }
+    }
+
+    fn is_free(&self, releases: bool, now: Moment) -> bool {
+        self.in_flight == 0 && self.free_at(releases) <= now
     }
 }
 
 impl Gathered {
     fn of(&mut self, sort: StatementSort) -> &mut GatheredSort {
         &mut self.sorts[sort.index()]
+    }
+
+    /// Whether nothing is under way, and the last requests have left alone.
+    pub(super) fn is_idle(&self) -> bool {
+        self.sorts.iter().all(|sort| sort.in_flight == 0 && sort.len() == 0 && sort.expected <= 1)
     }
 
     pub(super) fn sent(&mut self, sort: StatementSort, now: Moment) {
@@ -117,45 +147,72 @@ impl Gathered {
 
     /// A statement about so many locks was answered.
     pub(super) fn done(&mut self, sort: StatementSort, locks: usize, now: Moment) {
+        let is_release = sort == RELEASES;
         let sort = self.of(sort);
         sort.in_flight -= 1;
-        sort.expects = locks > 1 && sort.is_empty();
-        let share = (now.since(sort.sent_at) / SHARE).min(PAUSE);
-        sort.pause = if locks > 1 { share } else { Duration::ZERO };
+        let (took, waiting) = (now.since(sort.sent_at), sort.len());
+        sort.expected = locks + waiting;
+        let is_group = sort.expected > 1 && took >= SHORTEST;
+        sort.pause = if is_group { (took / SHARE).min(PAUSE) } else { Duration::ZERO };
+        sort.expects = is_group && waiting == 0;
         sort.free_at = now + sort.pause;
+        sort.latest = now + sort.pause * PAUSES;
+        if is_release {
+            for sort in &mut self.sorts {
+                sort.free_at = sort.free_at.max(sort.latest.min(now + sort.pause));
+            }
+        }
+    }
+
+    /// Whether a statement of releases is in flight.
+    fn releases(&self) -> bool {
+        self.sorts[RELEASES.index()].in_flight > 0
     }
 
     /// Whether a request has to wait for the next statement.
     pub(super) fn waits(&mut self, sort: StatementSort, now: Moment) -> bool {
-        self.of(sort).waits(now)
+        let releases = self.releases();
+        let sort = self.of(sort);
+        sort.expect(now);
+        !sort.is_free(releases, now)
     }
 
     /// When something that has gathered may be sent.
     pub(super) fn next_free(&self) -> Moment {
-        let waiting = self.sorts.iter().filter(|sort| sort.in_flight == 0 && !sort.is_empty());
-        waiting.map(|sort| sort.free_at).min().unwrap_or(Moment(u64::MAX))
+        let waiting = self.sorts.iter().filter(|sort| sort.in_flight == 0 && sort.len() > 0);
+        waiting.map(|sort| sort.free_at(self.releases())).min().unwrap_or(Moment(u64::MAX))
     }
 
     pub(super) fn wait(&mut self, sort: StatementSort, name: String) {
-        self.of(sort).names.push_back(name);
+        let sort = self.of(sort);
+        sort.names.push_back(name);
+        sort.gathered();
     }
 
-    /// The locks that need no longer wait, those first that have waited for longest.
-    pub(super) fn names(&mut self, now: Moment) -> Vec<String> {
-        let free = self.sorts.iter_mut().filter(|sort| sort.in_flight == 0 && sort.free_at <= now);
-        free.flat_map(|sort| sort.names.drain(..sort.names.len().min(LOCKS))).collect()
+    /// The locks that need no longer wait, those first that have waited for longest; of the sorts that `are` asked for.
+    pub(super) fn names(&mut self, now: Moment, are: impl Fn(usize) -> bool) -> Vec<String> {
+        let releases = self.releases();
+        let sorts = self.sorts.iter_mut().enumerate();
+        let free = sorts.filter(|(at, sort)| sort.is_free(releases, now) && are(*at));
+        free.flat_map(|(_, sort)| sort.names.drain(..sort.names.len().min(LOCKS))).collect()
     }
 
     pub(super) fn write(&mut self, key: LockKey, change: RowChange) {
         let sort = StatementSort::Write { durable: change.durable };
-        self.of(sort).writes.push_back((key, change));
+        let sort = self.of(sort);
+        sort.writes.push_back((key, change));
+        sort.gathered();
     }
 
     /// The next write, unless it has to wait.
     pub(super) fn writes(&mut self, durable: bool, now: Moment) -> Option<RowBatch> {
-        let sort = self.of(StatementSort::Write { durable });
-        let count = sort.writes.len().min(LOCKS);
-        (count > 0 && !sort.waits(now)).then(|| RowBatch::Write(sort.writes.drain(..count).collect()))
+        let of = StatementSort::Write { durable };
+        if self.of(of).writes.is_empty() || self.waits(of, now) {
+            return None;
+        }
+        let writes = &mut self.of(of).writes;
+        let count = writes.len().min(LOCKS);
+        Some(RowBatch::Write(writes.drain(..count).collect()))
     }
 
     /// Forgets everything, because the connection has ended. Returns the locks whose changes were not sent.

@@ -1,7 +1,8 @@
 //! Hands requests to the worker.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -12,7 +13,7 @@ use super::server::{Row, Server};
 use crate::moment::Moment;
 use crate::protocol::record::{RecordAnswer, RecordOp};
 use crate::protocol::{Answer, Op};
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, SharedTask};
 use crate::store::{Failure, FirstConnection, Signals};
 use crate::sync::Locked;
 
@@ -79,7 +80,11 @@ pub(super) struct Inbox {
     pub(super) runtime: Arc<dyn Runtime>,
     /// Constructs the worker's future.
     worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
+    task: OnceLock<Weak<SharedTask>>,
     state: Locked<InboxState>,
+    // Relaxed: they only decide which thread sends a request.
+    is_idle: AtomicBool,
+    has_listeners: AtomicBool,
     pub(super) first: Arc<FirstConnection>,
     /// Wakes the worker.
     pub(super) work: Notify,
@@ -101,8 +106,18 @@ impl Inbox {
         runtime: Arc<dyn Runtime>,
         worker: fn(Arc<Self>) -> BoxFuture<'static, ()>,
     ) -> Arc<Self> {
-        let (state, work, signals) = (Locked::default(), Notify::new(), Signals::default());
-        Arc::new(Self { server, runtime, worker, state, first: Arc::default(), work, signals })
+        Arc::new(Self {
+            server,
+            runtime,
+            worker,
+            task: OnceLock::new(),
+            state: Locked::default(),
+            is_idle: AtomicBool::new(false),
+            has_listeners: AtomicBool::new(false),
+            first: Arc::default(),
+            work: Notify::new(),
+            signals: Signals::default(),
+        })
     }
 
     /// Submits a request and waits for its answer. The worker answers within the timeout; a closed inbox at once.
@@ -124,14 +139,35 @@ impl Inbox {
             !std::mem::replace(&mut state.runs, true)
         };
         if starts {
-            self.runtime.spawn((self.worker)(Arc::clone(self)));
+            let task = SharedTask::spawn(Arc::clone(&self.runtime), (self.worker)(Arc::clone(self)));
+            self.task.get_or_init(|| task);
         } else {
-            self.work.notify_one();
+            match self.idle_task() {
+                Some(task) => task.wake_here(|| self.work.notify_one()),
+                None => self.work.notify_one(),
+            }
         }
         match answer.await {
             Ok(answer) => answer,
             Err(_) => Err(Failure::Unknown(Failure::cause("the store's thread has ended"))),
         }
+    }
+
+    /// The worker, if a request would leave alone: the caller's thread then sends it. While tasks of this process
+    /// wait for a lock, its release has to meet the acquire of the next one.
+    fn idle_task(&self) -> Option<Arc<SharedTask>> {
+        let is_alone =
+            self.is_idle.swap(false, Ordering::Relaxed) && !self.has_listeners.load(Ordering::Relaxed);
+        self.task.get().filter(|_| is_alone)?.upgrade()
+    }
+
+    /// Whether nothing is under way, and requests do not come in groups.
+    pub(super) fn set_idle(&self, is_idle: bool) {
+        self.is_idle.store(is_idle, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_listeners(&self, has_listeners: bool) {
+        self.has_listeners.store(has_listeners, Ordering::Relaxed);
     }
 
     /// The requests since the last call, in order.

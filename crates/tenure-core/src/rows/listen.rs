@@ -13,7 +13,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{Either, FutureExt, select};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use super::inbox::{Inbox, PlainStatement, QueuedOp};
 use super::names::{LockKey, client_row};
@@ -217,6 +217,7 @@ impl NotificationHub {
         };
         let lock = state.locks.entry(name.clone()).or_insert_with(fresh);
         lock.listeners.insert(id, publisher);
+        self.inbox.set_listeners(true);
         lock.refused = None;
         let mut is_new = !lock.is_heard;
         if let Some(client) = client {
@@ -257,6 +258,7 @@ impl NotificationHub {
         }
         if state.locks.is_empty() {
             state.left = Some(now);
+            self.inbox.set_listeners(false);
         }
     }
 
@@ -352,7 +354,19 @@ impl NotificationHub {
 
     /// Serves one connection until it fails, or until it is no longer needed and returns `true`.
     async fn attend(&self, connection: ServerConnection) -> bool {
-        let ServerConnection { session, mut messages, mut over, hangup: _hangup } = connection;
+        let ServerConnection { session, messages, driver } = connection;
+        match select(pin!(self.hear_from(session, messages)), driver).await {
+            Either::Left((is_over, _)) => is_over,
+            Either::Right(_) => false,
+        }
+    }
+
+    /// The same, while the connection's driver runs.
+    async fn hear_from(
+        &self,
+        session: Arc<dyn StatementSession>,
+        mut messages: mpsc::UnboundedReceiver<String>,
+    ) -> bool {
         let runtime = &*self.runtime;
         match by(runtime, runtime.now() + ANSWER, session.listen()).await {
             Some(Ok(())) => {}
@@ -401,12 +415,12 @@ impl NotificationHub {
             let timer = runtime.sleep_until(until.min(alive_until).min(again_at));
             let (work, starved) = (pin!(self.work.notified()), pin!(self.inbox.first.starved()));
             let (work, message) = (select(work, starved), pin!(messages.recv()));
-            match select(select(message, select(work, timer)), &mut over).await {
-                Either::Left((Either::Left((Some(message), _)), _)) => self.hear(&message),
+            match select(message, select(work, timer)).await {
+                Either::Left((Some(message), _)) => self.hear(&message),
                 // The connection has ended.
-                Either::Left((Either::Left((None, _)), _)) | Either::Right(_) => return false,
+                Either::Left((None, _)) => return false,
                 // Something is due, or listeners have come or left.
-                Either::Left((Either::Right(_), _)) => {}
+                Either::Right(_) => {}
             }
         }
     }

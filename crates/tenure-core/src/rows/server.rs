@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, ready};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use super::names::LockKey;
 use super::sessions::{EndedSessions, SessionCheck};
@@ -45,16 +45,19 @@ pub trait Server: fmt::Debug + Send + Sync + 'static {
 }
 
 /// An open connection.
-#[derive(Debug)]
 pub struct ServerConnection {
     /// Sends statements.
     pub session: Arc<dyn StatementSession>,
     /// Notifications for listeners.
     pub messages: mpsc::UnboundedReceiver<String>,
-    /// Completes when the connection is closed.
-    pub over: oneshot::Receiver<()>,
-    /// Closes the connection when dropped.
-    pub hangup: oneshot::Sender<()>,
+    /// Reads and writes the connection, and completes when it is closed. Closes it when dropped.
+    pub driver: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for ServerConnection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerConnection").field("session", &self.session).finish_non_exhaustive()
+    }
 }
 
 /// A failed statement.

@@ -64,9 +64,12 @@ impl StatementWorker {
 
     /// Sends what has gathered for each sort of statement of which none is in flight.
     fn send_locks(&mut self, now: Moment, session: &SharedSession, under_way: &mut UnderWay) {
-        let mut names = self.gathered.names(now);
+        let mut names = self.gathered.names(now, |_| true);
         names.extend(mem::take(&mut self.ready));
         let mut ready = ReadyLocks::default();
+        names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
+        // The last ones that were expected may have come.
+        let names = self.gathered.names(now, |sort| ready.len(sort) == 0);
         names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
         if !ready.read.is_empty() {
             self.gathered.sent(StatementSort::Read, now);
@@ -141,7 +144,7 @@ impl StatementWorker {
         let of_change = |change: &SoleChange| StatementSort::of_change(change.verb, soft);
         let sort = change.as_ref().map_or(StatementSort::Read, of_change);
         let since = lock.running.iter().map(|request| (request.number, (now, heard)));
-        if self.gathered.waits(sort, now) || ready.len(sort) >= LOCKS {
+        if self.gathered.waits(sort, now) || ready.len(sort.index()) >= LOCKS {
             // They may be the only evidence that the connection is dead, if those in flight have timed out.
             since.for_each(|(number, since)| _ = sent.entry(number).or_insert(since));
             if is_new {
@@ -433,8 +436,8 @@ struct ReadyLocks {
 }
 
 impl ReadyLocks {
-    fn len(&self, sort: StatementSort) -> usize {
-        self.changes.get(sort.index()).map_or(self.read.len(), Vec::len)
+    fn len(&self, sort: usize) -> usize {
+        self.changes.get(sort).map_or(self.read.len(), Vec::len)
     }
 }
 

@@ -14,7 +14,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
-use futures_util::stream::{FuturesUnordered, Stream};
+use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 
 use super::gather::{Gathered, StatementSort};
 use super::inbox::{Inbox, QueuedOp, QueuedRequest};
@@ -68,7 +68,6 @@ pub(super) enum Done {
 
 enum StatementEvent {
     Done(Done),
-    Over,
     Look,
 }
 
@@ -146,58 +145,53 @@ impl StatementWorker {
 
     /// Serves one connection until it ends.
     async fn serve(&mut self, connection: ServerConnection) {
-        let ServerConnection { session, messages: _messages, mut over, hangup: _hangup } = connection;
+        let ServerConnection { session, messages: _messages, driver } = connection;
         let mut under_way = UnderWay::new();
-        loop {
-            if self.inbox.is_closed() {
-                return;
-            }
-            self.take(Some(session.heard()));
-            let dead = self.expire(Some(&*session));
-            if dead {
-                warn_of_silence(self.inbox.server.shown());
-                break;
-            }
-            self.send(&session, &mut under_way);
-            match self.next(&mut under_way, &mut over).await {
-                StatementEvent::Done(done) => {
-                    let mut goes_on = self.done(done);
-                    while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never()
-                    {
-                        goes_on &= self.done(done);
-                    }
-                    if !goes_on {
-                        break;
-                    }
-                }
-                StatementEvent::Over => break,
-                // Requests of tasks that were woken together, as by a release, leave together.
-                StatementEvent::Look => others_first().await,
-            }
-        }
+        select(pin!(self.talk(&session, &mut under_way)), driver).await;
+        self.inbox.set_idle(false);
         // Statements that were already answered count.
-        while let Some(Some(done)) = futures_util::StreamExt::next(&mut under_way).now_or_never() {
+        while let Some(Some(done)) = under_way.next().now_or_never() {
             self.done(done);
         }
         self.cut_off();
     }
 
-    async fn next(
-        &mut self,
-        under_way: &mut UnderWay,
-        over: &mut tokio::sync::oneshot::Receiver<()>,
-    ) -> StatementEvent {
+    /// Sends statements until the connection is no longer usable, or the store is closed.
+    async fn talk(&mut self, session: &SharedSession, under_way: &mut UnderWay) {
+        while !self.inbox.is_closed() {
+            self.take(Some(session.heard()));
+            let dead = self.expire(Some(&**session));
+            if dead {
+                warn_of_silence(self.inbox.server.shown());
+                return;
+            }
+            self.send(session, under_way);
+            match self.next(under_way).await {
+                StatementEvent::Done(done) => {
+                    let mut goes_on = self.done(done);
+                    while let Some(Some(done)) = under_way.next().now_or_never() {
+                        goes_on &= self.done(done);
+                    }
+                    if !goes_on {
+                        return;
+                    }
+                }
+                // Requests of tasks that were woken together, as by a release, leave together.
+                StatementEvent::Look => others_first().await,
+            }
+        }
+    }
+
+    async fn next(&mut self, under_way: &mut UnderWay) -> StatementEvent {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
         let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at).min(self.gathered.next_free());
         let mut timer = self.inbox.runtime.sleep_until(until);
         let mut work = pin!(self.inbox.work.notified());
+        self.inbox.set_idle(under_way.is_empty() && self.gathered.is_idle());
         poll_fn(|context| {
             if let Poll::Ready(Some(done)) = Pin::new(&mut *under_way).poll_next(context) {
                 return Poll::Ready(StatementEvent::Done(done));
-            }
-            if over.poll_unpin(context).is_ready() {
-                return Poll::Ready(StatementEvent::Over);
             }
             if work.as_mut().poll(context).is_ready() || timer.poll_unpin(context).is_ready() {
                 return Poll::Ready(StatementEvent::Look);

@@ -44,7 +44,7 @@ fn mistakes_in_statements_are_caught() {
         (Database::Mysql, (Mistake::LockedReported, "reporting")),
     ];
     for (database, (mistake, invariant)) in of_all.into_iter().flatten().chain(of_one) {
-        let mut seeds = 0..1_000;
+        let mut seeds = 0..5_000;
         let caught = seeds.find(|seed| rows::run_with(mistake, database, *seed).violates(invariant));
         println!("{database:?}: {mistake:?}: {caught:?}, {invariant}");
         assert!(caught.is_some(), "{database:?}: {mistake:?}");

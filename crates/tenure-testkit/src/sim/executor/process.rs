@@ -47,6 +47,11 @@ impl Runtime for Process {
     fn spawn(&self, task: BoxFuture<'static, ()>) {
         self.sim.spawn(self.id, task);
     }
+
+    fn run_here(&self, work: &mut dyn FnMut()) -> bool {
+        work();
+        true
+    }
 }
 
 impl fmt::Debug for Process {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sqlx::{Connection, MySqlConnection};
-use tenure::internals::Driver;
 use tenure::internals::store::mysql::server;
 use tenure::internals::store::observe::Notes;
 use tenure::internals::store::rows::{
     LockKey, RowChange, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
 };
+use tenure::internals::{Driver, Runtime};
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::MariaDb;
 
@@ -84,10 +84,12 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
 }
 
 /// A connection, and the thread that it lives on.
-async fn connect(url: &str) -> (ServerConnection, Arc<Driver>) {
-    let driver = Driver::start().expect("a thread");
-    let server = server(url, Arc::clone(&driver) as _).expect("a URL");
-    (server.connect(None).await.expect("a connection"), driver)
+async fn connect(url: &str) -> (Arc<dyn StatementSession>, Arc<Driver>) {
+    let thread = Driver::start().expect("a thread");
+    let server = server(url, Arc::clone(&thread) as _).expect("a URL");
+    let ServerConnection { session, driver, .. } = server.connect(None).await.expect("a connection");
+    thread.spawn(driver);
+    (session, thread)
 }
 
 /// Changes a mutex. Returns its token if the change applied.
@@ -123,7 +125,7 @@ fn five_hundred_statements_go_through_a_socket() {
     on(async {
         let server = MariaDb::start();
         let url = format!("{}?socket={}", server.url_as("root", "app"), server.socket().display());
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         let names = (0..500).map(|at| format!("{at:03}{}", "n".repeat(200)));
         let names: Vec<String> = names.collect();
         let rows: Vec<_> = names.iter().map(|name| new_row(name)).collect();
@@ -142,7 +144,7 @@ fn changes_of_many_rows_take_one_statement_and_one_commit() {
     on(async {
         let server = MariaDb::start();
         let url = server.url_as("root", "app");
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         let names: Vec<String> = (0..50).map(|at| format!("{at:03}")).collect();
         for verb in [SoleVerb::Acquire, SoleVerb::Renew, SoleVerb::Release] {
             let changes: Vec<SoleChange> = names.iter().map(|name| change_of(verb, name)).collect();
@@ -185,7 +187,7 @@ fn rows_of_a_batch_keep_all_columns_whatever_the_length_of_their_names() {
     on(async {
         let server = MariaDb::start();
         let url = server.url_as("root", "app");
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         for longest in [100, 500, 501, 1_000] {
             let names: Vec<String> =
                 (1..20).map(|at| format!("{at:02}{}", "n".repeat(longest - 2))).collect();
@@ -222,11 +224,9 @@ fn the_rows_of_a_client_that_stops_in_the_middle_of_a_batch_are_soon_free() {
         let server = MariaDb::start();
         let proxy = Proxy::start(server.address());
         let url = |address| format!("mysql://root@{address}/app");
-        let (ServerConnection { session: stalled, over: _over, hangup: _hangup, .. }, _driver) =
-            connect(&url(proxy.address())).await;
+        let (stalled, _driver) = connect(&url(proxy.address())).await;
         let rows: Vec<_> = (0..500).map(|at| new_row(&format!("{at:03}"))).collect();
-        let (ServerConnection { session, over: _other, hangup: _hung, .. }, _thread) =
-            connect(&url(server.address())).await;
+        let (session, _thread) = connect(&url(server.address())).await;
         proxy.set(Fault::Hold(Direction::ToClient));
         let next = async {
             let open = "SELECT COUNT(*) FROM information_schema.innodb_trx";
@@ -256,7 +256,7 @@ fn a_row_that_was_locked_is_not_waited_for_again() {
     on(async {
         let server = MariaDb::start();
         let url = server.url_as("root", "app");
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         let acquire = async || {
             let is_held = change(&session, SoleVerb::Acquire, "x").await.expect("an answer").is_some();
             (is_held, is_held && change(&session, SoleVerb::Release, "x").await.expect("an answer").is_some())
@@ -283,7 +283,7 @@ fn a_read_of_many_locks_stays_below_max_allowed_packet() {
     on(async {
         let server = MariaDb::start_with(&["--max-allowed-packet=65536"]);
         let url = server.url_as("root", "app");
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         let names: Vec<String> = (0..3_000).map(|at| format!("{at:0100}")).collect();
         let token = change(&session, SoleVerb::Acquire, &names[1_999]).await.expect("an answer");
         let rows = session.read(&names, false).await.expect("rows");
@@ -299,7 +299,7 @@ fn a_read_of_many_locks_stays_below_max_allowed_packet() {
 fn rows_that_are_too_long_together_are_read_one_after_the_other() {
     on(async {
         let (name, url) = database();
-        let (ServerConnection { session, over: _over, hangup: _hangup, .. }, _driver) = connect(&url).await;
+        let (session, _driver) = connect(&url).await;
         // 140 MB.
         SERVER.run(&format!(
             "INSERT INTO {name}.tenure_lock (name, record)

@@ -18,6 +18,7 @@ use tenure::internals::{Driver, Runtime};
 use tenure::{LockName, Owner};
 use tenure_testkit::setting;
 use tenure_testkit::sim::rows::{Database, Mistake, Server, Transaction};
+use tokio::sync::mpsc;
 use tokio_postgres::Client;
 
 use super::{SERVER, connect, on, schema};
@@ -105,7 +106,8 @@ struct Written {
 /// A server, and what was read from it.
 struct Side {
     session: Arc<dyn StatementSession>,
-    listening: ServerConnection,
+    listening: Arc<dyn StatementSession>,
+    messages: mpsc::UnboundedReceiver<String>,
     /// All rows read, by name, newest last.
     seen: BTreeMap<String, Vec<Row>>,
     /// Tokens, and the serial numbers of each row, in the order of their first appearance.
@@ -115,7 +117,6 @@ struct Side {
     transaction: Option<Transaction>,
     is_open: bool,
     user: User,
-    _connection: [Box<dyn std::any::Any>; 2],
 }
 
 enum User {
@@ -126,14 +127,18 @@ enum User {
 
 impl Side {
     async fn new(server: &dyn rows::Server, user: User) -> Self {
-        let ServerConnection { session, messages, over, hangup } =
-            server.connect(None).await.expect("a server");
-        let listening = server.connect(None).await.expect("a server");
-        listening.session.listen().await.expect("it listens");
+        let mut sessions = Vec::new();
+        for _ in 0..2 {
+            let ServerConnection { session, messages, driver } =
+                server.connect(None).await.expect("a server");
+            tokio::spawn(driver);
+            sessions.push((session, messages));
+        }
+        let [(session, _), (listening, messages)] = sessions.try_into().expect("two");
+        listening.listen().await.expect("it listens");
         let (seen, tokens, serials) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let _connection = [Box::new(messages) as _, Box::new((over, hangup)) as _];
         let (transaction, is_open) = (None, false);
-        Self { session, listening, seen, tokens, serials, transaction, is_open, user, _connection }
+        Self { session, listening, messages, seen, tokens, serials, transaction, is_open, user }
     }
 
     /// A token, by the order of first appearance.
@@ -165,7 +170,7 @@ impl Side {
     }
 
     fn client_key(&self, client: usize, lives: bool) -> LockKey {
-        let session = if lives { self.listening.session.label() } else { GONE };
+        let session = if lives { self.listening.label() } else { GONE };
         LockKey { name: CLIENTS[client].into(), whole: Some(session.into()) }
     }
 
@@ -254,9 +259,7 @@ impl Side {
                 assert!(failed.is_empty(), "{failed:?}");
                 match refused.is_empty() {
                     true => format!("{written:?}"),
-                    false => {
-                        format!("{written:?} {refused:?}").replace(self.listening.session.label(), "ours")
-                    }
+                    false => format!("{written:?} {refused:?}").replace(self.listening.label(), "ours"),
                 }
             }
             Ask::Name { client, lives } => {
@@ -507,7 +510,7 @@ fn simulated_postgresql_answers_as_a_real_one() {
             };
             side.ask(&Ask::Write { changes: vec![end] }).await.expect("an answer");
             while messages.last().is_none_or(|message| !message.starts_with("!the end")) {
-                let message = tokio::time::timeout(Duration::from_secs(20), side.listening.messages.recv());
+                let message = tokio::time::timeout(Duration::from_secs(20), side.messages.recv());
                 messages.push(message.await.expect("a message in time").expect("a message"));
             }
             messages.sort();

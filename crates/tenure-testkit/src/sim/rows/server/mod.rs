@@ -98,6 +98,16 @@ struct Client {
     next: u64,
 }
 
+/// Closes a connection, from its client's side, when dropped.
+struct HangsUp(Server, String);
+
+impl Drop for HangsUp {
+    fn drop(&mut self) {
+        let client = self.0.state().links.get_mut(&self.1).and_then(|link| link.client.take());
+        drop(client);
+    }
+}
+
 /// A process's end of the network.
 #[derive(Default)]
 struct End {
@@ -367,7 +377,7 @@ impl Server {
         let label = format!("sim-{:016x}", self.host.runtime.random());
         let (jobs, todo) = mpsc::unbounded_channel();
         let (say, messages) = mpsc::unbounded_channel();
-        let ((hangup, hung), (done, over)) = (oneshot::channel::<()>(), oneshot::channel());
+        let (done, over) = oneshot::channel();
         let (heard, now) = (Arc::new(AtomicU64::new(0)), self.host.now());
         let (asked, next) = (BTreeMap::new(), 0);
         let client = Client { jobs, messages: say, _over: done, heard: Arc::clone(&heard), asked, next };
@@ -387,19 +397,13 @@ impl Server {
             state.links.insert(label.clone(), link);
         }
         self.host.runtime.spawn(self.clone().serve(label.clone(), todo).boxed());
-        let (server, of) = (self.clone(), label.clone());
-        let hung_up = async move {
-            let _ = hung.await;
-            let client = server.state().links.get_mut(&of).and_then(|link| link.client.take());
-            drop(client);
+        let hangs_up = HangsUp(self.clone(), label.clone());
+        let driver = async move {
+            let _hangs_up = hangs_up;
+            let _ = over.await;
         };
-        self.host.runtime.spawn(hung_up.boxed());
-        Ok(ServerConnection {
-            session: Arc::new(Line { server: self, label, heard }),
-            messages,
-            over,
-            hangup,
-        })
+        let session = Arc::new(Line { server: self, label, heard });
+        Ok(ServerConnection { session, messages, driver: driver.boxed() })
     }
 
     /// Sends a statement, which is executed in its turn. Its answer is promised.
