@@ -372,6 +372,25 @@ mod tests {
     }
 
     #[test]
+    fn what_a_caller_does_for_the_driver_waits_for_no_subscriber() {
+        let (send, hears) = sends();
+        let (go_on, goes_on) = channel::<()>();
+        let block = Locked::new(goes_on);
+        let driver = driver(move |number| {
+            let _ = block.lock().recv();
+            send(number);
+        });
+        let say = |number: u64| event!(DEBUG, target: "tenure", "said", "said", number = number);
+        assert!(driver.run_here(&mut || (0..3).for_each(say)));
+        drop(go_on);
+        driver.events().wait(LIMIT);
+        assert!(hears.try_iter().eq(0..3));
+        // Its own are not queued any more.
+        say(3);
+        assert!(hears.try_recv().is_err());
+    }
+
+    #[test]
     fn a_callers_own_events_are_told_at_once_on_its_thread() {
         let heard = Arc::<Locked<Vec<ThreadId>>>::default();
         let kept = Arc::clone(&heard);

@@ -19,6 +19,8 @@ use tenure_core::sync::Locked;
 
 /// Maximum rows that are remembered.
 const REMEMBERED: usize = 10_000;
+/// Maximum changes for which a statement each costs the server less than one statement for all.
+const FEW: usize = 4;
 
 /// Statements for the connection's task, and the sender of their replies.
 pub(super) type StatementJob = (Vec<String>, oneshot::Sender<io::Result<StatementReplies>>);
@@ -234,7 +236,7 @@ impl StatementSession for MysqlSession {
 
     fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
-            if changes.len() > 1
+            if changes.len() > FEW
                 && changes.iter().all(statements::is_short)
                 && let Some(outcome) = self.change_together(changes).await?
             {

@@ -226,3 +226,82 @@ impl Gathered {
         writes.map(|(key, _)| key).chain(halves).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ACQUIRES: StatementSort = StatementSort::Change(SoleVerb::Acquire);
+    const MS: Duration = Duration::from_millis(1);
+
+    /// After a statement of two acquires that has just been answered.
+    fn after(took: Duration) -> (Gathered, Moment) {
+        let (mut gathered, start) = (Gathered::default(), Moment(1));
+        gathered.sent(ACQUIRES, start);
+        gathered.done(ACQUIRES, 2, start + took);
+        (gathered, start + took)
+    }
+
+    fn free(gathered: &mut Gathered, now: Moment) -> Vec<String> {
+        gathered.names(now, |_| true)
+    }
+
+    #[test]
+    fn a_group_leaves_once_all_its_tasks_have_come_back() {
+        let (mut gathered, now) = after(4 * MS);
+        assert!(!gathered.is_idle() && gathered.waits(ACQUIRES, now));
+        gathered.wait(ACQUIRES, "a".to_owned());
+        assert!(free(&mut gathered, now).is_empty());
+        gathered.wait(ACQUIRES, "b".to_owned());
+        assert_eq!(free(&mut gathered, now), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_group_waits_a_sixteenth_of_its_time_for_a_task_that_stays_away() {
+        let (mut gathered, now) = after(4 * MS);
+        gathered.wait(ACQUIRES, "a".to_owned());
+        assert_eq!(gathered.next_free(), now + MS / 4);
+        assert_eq!(free(&mut gathered, now + MS / 4), ["a"]);
+        // Also if the first one comes late.
+        let (mut gathered, now) = after(4 * MS);
+        assert!(gathered.waits(ACQUIRES, now + 9 * MS));
+        gathered.wait(ACQUIRES, "a".to_owned());
+        assert_eq!(gathered.next_free(), now + 9 * MS + MS / 4);
+    }
+
+    #[test]
+    fn a_group_waits_for_the_releases_of_its_tasks() {
+        let (mut gathered, now) = after(4 * MS);
+        gathered.sent(RELEASES, now);
+        gathered.wait(ACQUIRES, "a".to_owned());
+        assert_eq!(gathered.next_free(), now + MS);
+        gathered.done(RELEASES, 2, now + MS / 2);
+        assert_eq!(gathered.next_free(), now + MS / 2 + MS / 4);
+        assert_eq!(free(&mut gathered, now + MS), ["a"]);
+        // Not for ever.
+        gathered.wait(ACQUIRES, "b".to_owned());
+        gathered.sent(RELEASES, now);
+        assert_eq!(free(&mut gathered, now + MS), ["b"]);
+    }
+
+    #[test]
+    fn nothing_waits_where_statements_are_short_and_lone() {
+        let (mut gathered, now) = after(MS - Duration::from_micros(1));
+        assert!(!gathered.waits(ACQUIRES, now) && !gathered.is_idle());
+        gathered.sent(ACQUIRES, now);
+        assert!(gathered.waits(ACQUIRES, now));
+        gathered.done(ACQUIRES, 1, now + 4 * MS);
+        assert!(!gathered.waits(ACQUIRES, now + 4 * MS) && gathered.is_idle());
+    }
+
+    #[test]
+    fn who_has_waited_behind_a_lone_request_shares_the_next_statement_with_its_task() {
+        let (mut gathered, now) = (Gathered::default(), Moment(1));
+        gathered.sent(ACQUIRES, now);
+        gathered.wait(ACQUIRES, "b".to_owned());
+        gathered.done(ACQUIRES, 1, now + 4 * MS);
+        assert!(free(&mut gathered, now + 4 * MS).is_empty());
+        gathered.wait(ACQUIRES, "a".to_owned());
+        assert_eq!(free(&mut gathered, now + 4 * MS), ["b", "a"]);
+    }
+}

@@ -100,11 +100,10 @@ impl SharedTask {
         let mut context = Context::from_waker(&waker);
         for round in 1.. {
             self.state().is_woken = false;
-            if future.poll_unpin(&mut context).is_ready() {
-                break;
-            }
+            let is_over = future.poll_unpin(&mut context).is_ready();
             let mut state = self.state();
-            if state.is_dropped {
+            if is_over || state.is_dropped {
+                drop((state, future));
                 break;
             }
             if !state.is_woken || round >= rounds {
@@ -167,5 +166,110 @@ impl Drop for PollEnd<'_> {
 impl std::fmt::Debug for SharedTask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SharedTask").field("runtime", &self.runtime).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread::{self, ThreadId};
+    use std::time::Duration;
+
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::runtime::Driver;
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A task that tells the thread of each of its rounds, one for each notification.
+    fn task(driver: &Arc<Driver>) -> (Arc<SharedTask>, Arc<Notify>, Receiver<ThreadId>) {
+        let (told, hears) = channel();
+        let notified = Arc::<Notify>::default();
+        let work = Arc::clone(&notified);
+        let future = async move {
+            while told.send(thread::current().id()).is_ok() {
+                work.notified().await;
+            }
+        };
+        let task = SharedTask::spawn(Arc::clone(driver) as _, future.boxed());
+        (task.upgrade().expect("it runs"), notified, hears)
+    }
+
+    #[test]
+    fn a_caller_has_its_work_done_on_its_own_thread() {
+        let driver = Driver::start().expect("a thread");
+        let (task, work, hears) = task(&driver);
+        let first = hears.recv_timeout(LIMIT).expect("the first round");
+        assert_ne!(first, thread::current().id());
+        while task.state().is_polled {
+            thread::yield_now();
+        }
+        task.wake_here(|| work.notify_one());
+        assert_eq!(hears.try_recv(), Ok(thread::current().id()));
+        // As before, if something else wakes it.
+        work.notify_one();
+        assert_eq!(hears.recv_timeout(LIMIT), Ok(first));
+        driver.stop();
+    }
+
+    #[test]
+    fn no_wake_up_is_lost_between_threads() {
+        const EACH: usize = 2_000;
+        let driver = Driver::start().expect("a thread");
+        let (told, hears) = channel();
+        let (count, work) = (Arc::<Locked<usize>>::default(), Arc::<Notify>::default());
+        let (counted, notified) = (Arc::clone(&count), Arc::clone(&work));
+        let future = async move {
+            while *counted.lock() < 3 * EACH {
+                notified.notified().await;
+            }
+            let _ = told.send(());
+        };
+        let task = SharedTask::spawn(Arc::clone(&driver) as _, future.boxed());
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        *count.lock() += 1;
+                        match task.upgrade() {
+                            Some(task) => task.wake_here(|| work.notify_one()),
+                            None => work.notify_one(),
+                        }
+                    }
+                });
+            }
+        });
+        assert_eq!(hears.recv_timeout(LIMIT), Ok(()));
+        driver.stop();
+    }
+
+    /// Its future holds wakers of the task, as a connection does.
+    #[test]
+    fn it_is_dropped_with_its_runtime_and_after_a_panic() {
+        let driver = Driver::start().expect("a thread");
+        let (task, _work, hears) = task(&driver);
+        assert!(hears.recv_timeout(LIMIT).is_ok());
+        let weak = Arc::downgrade(&task);
+        drop(task);
+        driver.stop();
+        driver.wait(LIMIT);
+        assert!(weak.upgrade().is_none());
+
+        let driver = Driver::start().expect("a thread");
+        let work = Arc::<Notify>::default();
+        let notified = Arc::clone(&work);
+        let future = async move {
+            notified.notified().await;
+            panic!("a task that panics, on purpose");
+        };
+        let task = SharedTask::spawn(Arc::clone(&driver) as _, future.boxed());
+        let waking = task.upgrade().expect("it runs");
+        let wakes = || waking.wake_here(|| work.notify_one());
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(wakes));
+        drop(waking);
+        driver.stop();
+        driver.wait(LIMIT);
+        assert!(task.upgrade().is_none());
     }
 }
