@@ -52,7 +52,7 @@ pub(super) struct MysqlConnector {
 }
 
 /// An open connection, logged in.
-type OpenSession = (Arc<MysqlSession>, ServerConnection);
+type MysqlConnection = (Arc<MysqlSession>, ServerConnection);
 
 impl Server for MysqlConnector {
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
@@ -95,7 +95,7 @@ impl MysqlConnector {
 
     /// Dials the servers in order until one takes writes. The connection `before` is terminated on the server
     /// first, so that none of its pending statements executes after one of the new connection.
-    async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
+    async fn dial_all(&self, before: Option<&str>) -> Result<MysqlConnection, Failure> {
         let open = |address| self.open(address, before);
         let limit = self.target.connect_timeout;
         first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
@@ -108,7 +108,7 @@ impl MysqlConnector {
         Ok(session)
     }
 
-    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<MysqlConnection, Failure> {
         let heard = Arc::new(AtomicU64::new(0));
         let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));
         let wire = match self.log_in(address, tls, &heard).await {

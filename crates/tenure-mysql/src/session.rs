@@ -20,7 +20,7 @@ use tenure_core::sync::Locked;
 /// Maximum rows that are remembered.
 const REMEMBERED: usize = 10_000;
 /// Maximum changes for which a statement each costs the server less than one statement for all.
-const FEW: usize = 4;
+const FEW: usize = 8;
 
 /// Statements for the connection's task, and the sender of their replies.
 pub(super) type StatementJob = (Vec<String>, oneshot::Sender<io::Result<StatementReplies>>);

@@ -60,7 +60,7 @@ pub(super) struct PrimaryConnector {
 }
 
 /// An open connection, logged in.
-type OpenSession = (Arc<PostgresSession>, ServerConnection);
+type PostgresConnection = (Arc<PostgresSession>, ServerConnection);
 
 impl Server for PrimaryConnector {
     fn connect<'a>(&'a self, before: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
@@ -105,7 +105,7 @@ impl PrimaryConnector {
 
     /// Dials the servers in order until one is the primary. The connection `before` is terminated on the
     /// server first, so that none of its pending statements executes after one of the new connection.
-    async fn dial_all(&self, before: Option<&str>) -> Result<OpenSession, Failure> {
+    async fn dial_all(&self, before: Option<&str>) -> Result<PostgresConnection, Failure> {
         let open = |address| self.open(address, before);
         let limit = self.target.session.connect_timeout;
         first_usable(&*self.runtime, &self.stage, &self.target.addresses, limit, open).await
@@ -118,7 +118,7 @@ impl PrimaryConnector {
         Ok(session)
     }
 
-    async fn open(&self, address: &Address, before: Option<&str>) -> Result<OpenSession, Failure> {
+    async fn open(&self, address: &Address, before: Option<&str>) -> Result<PostgresConnection, Failure> {
         let label = label(&self.target.session.application, &*self.runtime);
         let heard = Arc::new(AtomicU64::new(0));
         let tls = self.target.tls.as_ref().filter(|_| matches!(address, Address::Tcp(..)));

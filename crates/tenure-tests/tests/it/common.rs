@@ -1,9 +1,13 @@
 //! What many tests need.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::internals::protocol::LockSpec;
-use tenure::internals::store::rows::{LockKey, SoleChange, SoleVerb};
+use tenure::internals::store::Failure;
+use tenure::internals::store::rows::{
+    LockKey, Server, ServerConnection, SoleChange, SoleVerb, StatementSession,
+};
 use tenure::{Locks, Options};
 
 pub(crate) const fn ms(ms: u64) -> Duration {
@@ -31,4 +35,11 @@ pub(crate) fn change_of(verb: SoleVerb, name: &str) -> SoleChange {
     let (key, before, message) = (LockKey { name: name.into(), whole: None }, None, String::new());
     let owner = format!("me@host:1/{:032x}", 1).parse().expect("an owner");
     SoleChange { verb, key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
+}
+
+/// A session of a database, whose connection this runtime reads and writes.
+pub(crate) async fn session_of(server: &dyn Server) -> Result<Arc<dyn StatementSession>, Failure> {
+    let ServerConnection { session, driver, .. } = server.connect(None).await?;
+    tokio::spawn(driver);
+    Ok(session)
 }

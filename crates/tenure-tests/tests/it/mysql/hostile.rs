@@ -11,6 +11,7 @@ use tenure::internals::store::rows::SoleVerb;
 
 use super::login::{OK, greet, receive, send};
 use super::rows::{change, new_row};
+use crate::common::session_of;
 use crate::postgres::on;
 use crate::redis_hostile::{alone, memory};
 
@@ -112,8 +113,8 @@ fn an_error_that_undoes_a_transaction_takes_back_the_rows_before_it() {
         on(async {
             let url = format!("mysql://me@{address}/app");
             let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
-            let connection = server.connect(None).await.expect("a connection");
-            let outcome = connection.session.write(&["a", "b"].map(new_row)).await;
+            let session = session_of(&*server).await.expect("a connection");
+            let outcome = session.write(&["a", "b"].map(new_row)).await;
             assert!(outcome.expect("an answer").written.is_empty(), "{code}");
         });
         driver.stop();
@@ -146,10 +147,10 @@ fn ask(hostile: Hostile, is_polite: bool) -> String {
     let url = format!("mysql://me@{}/app", serve(hostile, is_polite));
     on(async {
         let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
-        said = Some(match server.connect(None).await {
+        said = Some(match session_of(&*server).await {
             Err(failure) => failure.to_string(),
-            Ok(connection) => {
-                let acquired = change(&connection.session, SoleVerb::Acquire, "x").await;
+            Ok(session) => {
+                let acquired = change(&session, SoleVerb::Acquire, "x").await;
                 acquired.expect_err("garbage is no grant").failure.to_string()
             }
         });

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sqlx::{Connection, MySqlConnection};
+use tenure::internals::Driver;
 use tenure::internals::store::mysql::server;
 use tenure::internals::store::observe::Notes;
 use tenure::internals::store::rows::{
-    LockKey, RowChange, ServerConnection, SoleChange, SoleVerb, StatementError, StatementSession,
+    LockKey, RowChange, SoleChange, SoleVerb, StatementError, StatementSession,
 };
-use tenure::internals::{Driver, Runtime};
 use tenure_testkit::proxy::{Direction, Fault, Proxy};
 use tenure_testkit::servers::MariaDb;
 
 use super::{SERVER, database, locks};
-use crate::common::change_of;
+use crate::common::{change_of, session_of};
 use crate::postgres::on;
 
 /// The number of statements of this kind that a server has run.
@@ -69,9 +69,9 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
         SERVER.run(&format!("UPDATE {table} SET fence = 7 WHERE name IN ('old', 'held')"));
         let driver = Driver::start().expect("a thread");
         let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
-        let connection = server.connect(None).await.expect("a connection");
-        assert_eq!(connection.session.sweep("").await.expect("a page"), Some("used".to_owned()));
-        assert_eq!(connection.session.sweep("used").await.expect("a page"), None);
+        let session = session_of(&*server).await.expect("a connection");
+        assert_eq!(session.sweep("").await.expect("a page"), Some("used".to_owned()));
+        assert_eq!(session.sweep("used").await.expect("a page"), None);
         let left = SERVER.run(&format!("SELECT name, fence > 0 FROM {table} ORDER BY name"));
         assert_eq!(left, "\t1\nheld\t1\nused\t1");
         assert_eq!(SERVER.run(&format!("SELECT fence FROM {table} WHERE name = ''")), "7");
@@ -87,9 +87,7 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
 async fn connect(url: &str) -> (Arc<dyn StatementSession>, Arc<Driver>) {
     let thread = Driver::start().expect("a thread");
     let server = server(url, Arc::clone(&thread) as _).expect("a URL");
-    let ServerConnection { session, driver, .. } = server.connect(None).await.expect("a connection");
-    thread.spawn(driver);
-    (session, thread)
+    (session_of(&*server).await.expect("a connection"), thread)
 }
 
 /// Changes a mutex. Returns its token if the change applied.

@@ -13,7 +13,7 @@ use tenure::{Locks, Options};
 use tenure_testkit::servers::{PgBouncer, Postgres};
 
 use super::{SERVER, locks, on, said, schema};
-use crate::common::change_of;
+use crate::common::{change_of, session_of};
 
 #[test]
 fn all_kinds_work_behind_a_pooler_that_is_told() {
@@ -65,10 +65,10 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         let pooler = PgBouncer::start(&postgres);
         let driver = Driver::start().expect("a thread");
         let server = server(&pooler.url("lost"), Arc::clone(&driver) as _).expect("a URL");
-        let connection = server.connect(None).await.expect("a connection");
+        let session = session_of(&*server).await.expect("a connection");
         postgres.run("ALTER TABLE lost.tenure_lock ADD CHECK (pg_sleep(60) IS NOT NULL) NOT VALID");
         let changes = ["x", "y"].map(|name| change_of(SoleVerb::Acquire, name));
-        let changed = connection.session.change(&changes);
+        let changed = session.change(&changes);
         let sleeps = async {
             while postgres.run("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" {
                 tokio::time::sleep(Duration::from_millis(10)).await;

@@ -14,7 +14,7 @@ use tenure::internals::store::rows::{SoleChange, SoleVerb, StatementError};
 use tenure_testkit::servers::{Postgres, eventually};
 
 use super::{SERVER, connect, locks, on, said, schema};
-use crate::common::change_of;
+use crate::common::{change_of, session_of};
 
 #[test]
 fn an_uncontended_mutex_takes_one_statement_each_way() {
@@ -218,7 +218,7 @@ async fn take_in_opposite_orders() -> Result<(), StatementError> {
     let schema = schema();
     let driver = Driver::start().expect("a thread");
     let server = server(&SERVER.url(&schema), Arc::clone(&driver) as _).expect("a URL");
-    let [first, second] = [server.connect(None).await, server.connect(None).await];
+    let [first, second] = [session_of(&*server).await, session_of(&*server).await];
     let (first, second) = (first.expect("a connection"), second.expect("a connection"));
     for round in 0..20_u128 {
         let batch = |session: u128| {
@@ -231,7 +231,7 @@ async fn take_in_opposite_orders() -> Result<(), StatementError> {
         };
         let (one, mut other) = (batch(0), batch(1));
         other.reverse();
-        let (one, other) = join(first.session.change(&one), second.session.change(&other)).await;
+        let (one, other) = join(first.change(&one), second.change(&other)).await;
         let counts = [one?, other?].map(|taken| taken.tokens.len());
         assert_eq!(counts[0] + counts[1], 400, "each lock is granted once: {counts:?}");
     }
