@@ -9,6 +9,7 @@ use tenure::internals::store::rows::{
     LockKey, Server, ServerConnection, SoleChange, SoleVerb, StatementSession,
 };
 use tenure::{Locks, Options};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -37,9 +38,12 @@ pub(crate) fn change_of(verb: SoleVerb, name: &str) -> SoleChange {
     SoleChange { verb, key, spec: LockSpec::Mutex, owner, hold: 1, ttl_ms: 60_000, before, message }
 }
 
-/// A session of a database, whose connection this runtime reads and writes.
-pub(crate) async fn session_of(server: &dyn Server) -> Result<Arc<dyn StatementSession>, Failure> {
-    let ServerConnection { session, driver, .. } = server.connect(None).await?;
+/// A session of a database and its messages, on a connection that this runtime reads and writes.
+#[expect(clippy::disallowed_methods, reason = "the connection of a store belongs to its worker")]
+pub(crate) async fn session_of(
+    server: &dyn Server,
+) -> Result<(Arc<dyn StatementSession>, UnboundedReceiver<String>), Failure> {
+    let ServerConnection { session, messages, driver } = server.connect(None).await?;
     tokio::spawn(driver);
-    Ok(session)
+    Ok((session, messages))
 }

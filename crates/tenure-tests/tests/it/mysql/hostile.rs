@@ -113,7 +113,7 @@ fn an_error_that_undoes_a_transaction_takes_back_the_rows_before_it() {
         on(async {
             let url = format!("mysql://me@{address}/app");
             let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
-            let session = session_of(&*server).await.expect("a connection");
+            let (session, _) = session_of(&*server).await.expect("a connection");
             let outcome = session.write(&["a", "b"].map(new_row)).await;
             assert!(outcome.expect("an answer").written.is_empty(), "{code}");
         });
@@ -149,7 +149,7 @@ fn ask(hostile: Hostile, is_polite: bool) -> String {
         let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
         said = Some(match session_of(&*server).await {
             Err(failure) => failure.to_string(),
-            Ok(session) => {
+            Ok((session, _)) => {
                 let acquired = change(&session, SoleVerb::Acquire, "x").await;
                 acquired.expect_err("garbage is no grant").failure.to_string()
             }

@@ -69,7 +69,7 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
         SERVER.run(&format!("UPDATE {table} SET fence = 7 WHERE name IN ('old', 'held')"));
         let driver = Driver::start().expect("a thread");
         let server = server(&url, Arc::clone(&driver) as _).expect("a URL");
-        let session = session_of(&*server).await.expect("a connection");
+        let (session, _) = session_of(&*server).await.expect("a connection");
         assert_eq!(session.sweep("").await.expect("a page"), Some("used".to_owned()));
         assert_eq!(session.sweep("used").await.expect("a page"), None);
         let left = SERVER.run(&format!("SELECT name, fence > 0 FROM {table} ORDER BY name"));
@@ -87,7 +87,7 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
 async fn connect(url: &str) -> (Arc<dyn StatementSession>, Arc<Driver>) {
     let thread = Driver::start().expect("a thread");
     let server = server(url, Arc::clone(&thread) as _).expect("a URL");
-    (session_of(&*server).await.expect("a connection"), thread)
+    (session_of(&*server).await.expect("a connection").0, thread)
 }
 
 /// Changes a mutex. Returns its token if the change applied.

@@ -65,7 +65,7 @@ fn a_server_that_a_pooler_loses_in_the_middle_of_a_change_may_have_carried_it_ou
         let pooler = PgBouncer::start(&postgres);
         let driver = Driver::start().expect("a thread");
         let server = server(&pooler.url("lost"), Arc::clone(&driver) as _).expect("a URL");
-        let session = session_of(&*server).await.expect("a connection");
+        let (session, _) = session_of(&*server).await.expect("a connection");
         postgres.run("ALTER TABLE lost.tenure_lock ADD CHECK (pg_sleep(60) IS NOT NULL) NOT VALID");
         let changes = ["x", "y"].map(|name| change_of(SoleVerb::Acquire, name));
         let changed = session.change(&changes);

@@ -219,7 +219,7 @@ async fn take_in_opposite_orders() -> Result<(), StatementError> {
     let driver = Driver::start().expect("a thread");
     let server = server(&SERVER.url(&schema), Arc::clone(&driver) as _).expect("a URL");
     let [first, second] = [session_of(&*server).await, session_of(&*server).await];
-    let (first, second) = (first.expect("a connection"), second.expect("a connection"));
+    let ((first, _), (second, _)) = (first.expect("a connection"), second.expect("a connection"));
     for round in 0..20_u128 {
         let batch = |session: u128| {
             let owner: Owner = format!("me@host:1/{:032x}", 2 * round + session).parse().expect("an owner");

@@ -10,8 +10,8 @@ use tenure::internals::protocol::record::Record;
 use tenure::internals::protocol::{ExpiringValue, LockSpec, QueueSpec};
 use tenure::internals::store::observe::Notes;
 use tenure::internals::store::rows::{
-    self, ChangeOutcome, ExpectedSession, LockKey, Row, RowChange, ServerConnection, SessionCheck,
-    SoleChange, SoleVerb, StatementError, StatementSession, WriteOutcome,
+    self, ChangeOutcome, ExpectedSession, LockKey, Row, RowChange, SessionCheck, SoleChange, SoleVerb,
+    StatementError, StatementSession, WriteOutcome,
 };
 use tenure::internals::store::{mysql, postgres};
 use tenure::internals::{Driver, Runtime};
@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio_postgres::Client;
 
 use super::{SERVER, connect, on, schema};
+use crate::common::session_of;
 use crate::mysql as mariadb;
 
 const NAMES: [&str; 4] = ["a", "b", "bb", "c"];
@@ -127,14 +128,8 @@ enum User {
 
 impl Side {
     async fn new(server: &dyn rows::Server, user: User) -> Self {
-        let mut sessions = Vec::new();
-        for _ in 0..2 {
-            let ServerConnection { session, messages, driver } =
-                server.connect(None).await.expect("a server");
-            tokio::spawn(driver);
-            sessions.push((session, messages));
-        }
-        let [(session, _), (listening, messages)] = sessions.try_into().expect("two");
+        let (session, _) = session_of(server).await.expect("a server");
+        let (listening, messages) = session_of(server).await.expect("a server");
         listening.listen().await.expect("it listens");
         let (seen, tokens, serials) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         let (transaction, is_open) = (None, false);
