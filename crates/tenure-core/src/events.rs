@@ -1,8 +1,9 @@
 //! `tracing` events. A slow subscriber never delays the driver's thread.
 //!
 //! On a caller's thread the subscriber is called directly. Events from the thread of a
-//! [`Driver`](crate::runtime::Driver), which renews leases, and from work that a caller does in its place, pass through
-//! a bounded queue to a separate thread. Events that do not fit are dropped and counted, and the count is reported as an event.
+//! [`Driver`](crate::runtime::Driver), which renews leases, and from work that a caller does in its place, pass
+//! through a bounded queue to a separate thread. Events that do not fit are dropped and counted, and the count is
+//! reported as an event.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;

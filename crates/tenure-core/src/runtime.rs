@@ -73,6 +73,7 @@ pub struct Driver {
     timers: Timers,
     stop: std::sync::Mutex<Option<oneshot::Sender<()>>>,
     thread: thread::ThreadId,
+    process: u32,
     events: Arc<Events>,
     /// Carries no messages: it disconnects once the tasks have been dropped.
     ended: std::sync::Mutex<mpsc::Receiver<()>>,
@@ -109,7 +110,7 @@ impl Driver {
         hand_over.send(runtime).expect("the thread waits for it");
         let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
         let (timers, ended) = (Timers { handle, is_over }, std::sync::Mutex::new(ended));
-        Ok(Arc::new(Self { timers, stop, thread, events, ended }))
+        Ok(Arc::new(Self { timers, stop, thread, process: std::process::id(), events, ended }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
@@ -204,7 +205,8 @@ impl Runtime for Driver {
     }
 
     fn run_here(&self, work: &mut dyn FnMut()) -> bool {
-        if self.is_current() {
+        // After a fork, the child has its parent's connections.
+        if self.is_current() || std::process::id() != self.process {
             return false;
         }
         let _context = self.timers.handle.enter();

@@ -19,7 +19,7 @@ use tenure_core::sync::Locked;
 
 /// Maximum rows that are remembered.
 const REMEMBERED: usize = 10_000;
-/// Maximum changes for which a statement each costs the server less than one statement for all.
+/// Maximum changes for which a statement each costs MariaDB less than one statement for all.
 const FEW: usize = 8;
 
 /// Statements for the connection's task, and the sender of their replies.
@@ -236,7 +236,9 @@ impl StatementSession for MysqlSession {
 
     fn change<'a>(&'a self, changes: &'a [SoleChange]) -> StatementResult<'a, ChangeOutcome> {
         async move {
-            if changes.len() > FEW
+            // Each statement of MySQL waits for a second if another transaction has its row.
+            let few = if self.around.is_some() { 1 } else { FEW };
+            if changes.len() > few
                 && changes.iter().all(statements::is_short)
                 && let Some(outcome) = self.change_together(changes).await?
             {

@@ -26,6 +26,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 const PAUSES: u32 = 4;
 /// After a shorter statement nothing waits: a timer takes up to a millisecond.
 const SHORTEST: Duration = Duration::from_millis(1);
+/// How long a statement of several requests shows that more such will come.
+const RECENT: Duration = Duration::from_millis(100);
 
 /// The sorts of statements about locks, in the order in which they are sent: first those that need no disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,8 +137,9 @@ impl Gathered {
     }
 
     /// Whether nothing is under way, and the last requests have left alone.
-    pub(super) fn is_idle(&self) -> bool {
-        self.sorts.iter().all(|sort| sort.in_flight == 0 && sort.len() == 0 && sort.expected <= 1)
+    pub(super) fn is_idle(&self, now: Moment) -> bool {
+        let is_lone = |sort: &GatheredSort| sort.expected <= 1 || now.since(sort.sent_at) > RECENT;
+        self.sorts.iter().all(|sort| sort.in_flight == 0 && sort.len() == 0 && is_lone(sort))
     }
 
     pub(super) fn sent(&mut self, sort: StatementSort, now: Moment) {
@@ -151,7 +154,7 @@ impl Gathered {
         let sort = self.of(sort);
         sort.in_flight -= 1;
         let (took, waiting) = (now.since(sort.sent_at), sort.len());
-        sort.expected = locks + waiting;
+        sort.expected = (locks + waiting).min(LOCKS);
         let is_group = sort.expected > 1 && took >= SHORTEST;
         sort.pause = if is_group { (took / SHARE).min(PAUSE) } else { Duration::ZERO };
         sort.expects = is_group && waiting == 0;
@@ -189,12 +192,13 @@ impl Gathered {
         sort.gathered();
     }
 
-    /// The locks that need no longer wait, those first that have waited for longest; of the sorts that `are` asked for.
-    pub(super) fn names(&mut self, now: Moment, are: impl Fn(usize) -> bool) -> Vec<String> {
+    /// The locks that need no longer wait, those first that have waited for longest. `room` is the number that a
+    /// statement of this sort can still take.
+    pub(super) fn names(&mut self, now: Moment, room: impl Fn(usize) -> usize) -> Vec<String> {
         let releases = self.releases();
         let sorts = self.sorts.iter_mut().enumerate();
-        let free = sorts.filter(|(at, sort)| sort.is_free(releases, now) && are(*at));
-        free.flat_map(|(_, sort)| sort.names.drain(..sort.names.len().min(LOCKS))).collect()
+        let free = sorts.filter(|(_, sort)| sort.is_free(releases, now));
+        free.flat_map(|(at, sort)| sort.names.drain(..sort.names.len().min(room(at)))).collect()
     }
 
     pub(super) fn write(&mut self, key: LockKey, change: RowChange) {
@@ -243,17 +247,19 @@ mod tests {
     }
 
     fn free(gathered: &mut Gathered, now: Moment) -> Vec<String> {
-        gathered.names(now, |_| true)
+        gathered.names(now, |_| LOCKS)
     }
 
     #[test]
     fn a_group_leaves_once_all_its_tasks_have_come_back() {
         let (mut gathered, now) = after(4 * MS);
-        assert!(!gathered.is_idle() && gathered.waits(ACQUIRES, now));
+        assert!(!gathered.is_idle(now) && gathered.waits(ACQUIRES, now));
         gathered.wait(ACQUIRES, "a".to_owned());
         assert!(free(&mut gathered, now).is_empty());
         gathered.wait(ACQUIRES, "b".to_owned());
-        assert_eq!(free(&mut gathered, now), ["a", "b"]);
+        // One more than expected has left the queue already, and they join it.
+        assert!(!gathered.waits(ACQUIRES, now));
+        assert_eq!(gathered.names(now, |_| LOCKS - 1), ["a", "b"]);
     }
 
     #[test]
@@ -287,11 +293,13 @@ mod tests {
     #[test]
     fn nothing_waits_where_statements_are_short_and_lone() {
         let (mut gathered, now) = after(MS - Duration::from_micros(1));
-        assert!(!gathered.waits(ACQUIRES, now) && !gathered.is_idle());
+        assert!(!gathered.waits(ACQUIRES, now) && !gathered.is_idle(now));
         gathered.sent(ACQUIRES, now);
         assert!(gathered.waits(ACQUIRES, now));
         gathered.done(ACQUIRES, 1, now + 4 * MS);
-        assert!(!gathered.waits(ACQUIRES, now + 4 * MS) && gathered.is_idle());
+        assert!(!gathered.waits(ACQUIRES, now + 4 * MS) && gathered.is_idle(now + 4 * MS));
+        let (gathered, now) = after(4 * MS);
+        assert!(gathered.is_idle(now + RECENT), "groups come no longer");
     }
 
     #[test]

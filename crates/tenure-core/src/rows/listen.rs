@@ -357,7 +357,8 @@ impl NotificationHub {
         let ServerConnection { session, messages, driver } = connection;
         match select(pin!(self.hear_from(session, messages)), driver).await {
             Either::Left((is_over, _)) => is_over,
-            Either::Right(_) => false,
+            // What came before the end is heard.
+            Either::Right(((), hears)) => hears.now_or_never().unwrap_or(false),
         }
     }
 

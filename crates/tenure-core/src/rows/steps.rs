@@ -64,12 +64,12 @@ impl StatementWorker {
 
     /// Sends what has gathered for each sort of statement of which none is in flight.
     fn send_locks(&mut self, now: Moment, session: &SharedSession, under_way: &mut UnderWay) {
-        let mut names = self.gathered.names(now, |_| true);
+        let mut names = self.gathered.names(now, |_| LOCKS);
         names.extend(mem::take(&mut self.ready));
         let mut ready = ReadyLocks::default();
         names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
         // The last ones that were expected may have come.
-        let names = self.gathered.names(now, |sort| ready.len(sort) == 0);
+        let names = self.gathered.names(now, |sort| LOCKS.saturating_sub(ready.len(sort)));
         names.iter().for_each(|name| self.begin(name, now, session.heard(), &mut ready));
         if !ready.read.is_empty() {
             self.gathered.sent(StatementSort::Read, now);

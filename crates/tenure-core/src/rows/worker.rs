@@ -145,9 +145,9 @@ impl StatementWorker {
 
     /// Serves one connection until it ends.
     async fn serve(&mut self, connection: ServerConnection) {
-        let ServerConnection { session, messages: _messages, driver } = connection;
+        let ServerConnection { session, messages: _messages, mut driver } = connection;
         let mut under_way = UnderWay::new();
-        select(pin!(self.talk(&session, &mut under_way)), driver).await;
+        select(pin!(self.talk(&session, &mut under_way)), &mut driver).await;
         self.inbox.set_idle(false);
         // Statements that were already answered count.
         while let Some(Some(done)) = under_way.next().now_or_never() {
@@ -188,7 +188,7 @@ impl StatementWorker {
         let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at).min(self.gathered.next_free());
         let mut timer = self.inbox.runtime.sleep_until(until);
         let mut work = pin!(self.inbox.work.notified());
-        self.inbox.set_idle(under_way.is_empty() && self.gathered.is_idle());
+        self.inbox.set_idle(under_way.is_empty() && self.gathered.is_idle(self.now()));
         poll_fn(|context| {
             if let Poll::Ready(Some(done)) = Pin::new(&mut *under_way).poll_next(context) {
                 return Poll::Ready(StatementEvent::Done(done));

@@ -5,6 +5,7 @@ use std::sync::{Arc, MutexGuard, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::future::{BoxFuture, FutureExt};
+use tokio::task::unconstrained;
 
 use super::Runtime;
 use crate::sync::Locked;
@@ -48,7 +49,8 @@ impl SharedTask {
     }
 
     /// Calls `wake`, which wakes the task, and has this thread poll it. That takes no longer than the task runs
-    /// without waiting. On the runtime's own thread, or while another thread polls the task, this only calls `wake`.
+    /// without waiting, and a panic of the task unwinds from here. On the runtime's own thread, or while another thread
+    /// polls the task, this only calls `wake`.
     pub fn wake_here(self: &Arc<Self>, wake: impl FnOnce()) {
         let mut wake = Some(wake);
         self.runtime.run_here(&mut || {
@@ -57,7 +59,7 @@ impl SharedTask {
                 wake();
             }
             if let Some(future) = future {
-                self.poll(future, ROUNDS);
+                self.poll(future, false);
             }
         });
         if let Some(wake) = wake {
@@ -72,8 +74,7 @@ impl SharedTask {
     fn poll_at_home(self: &Arc<Self>, context: &Context<'_>) -> Poll<()> {
         self.state().home = Some(context.waker().clone());
         if let Some(future) = self.begin() {
-            // Other tasks of the runtime run before a second round.
-            self.poll(future, 1);
+            self.poll(future, true);
         }
         let state = self.state();
         match state.future.is_none() && !state.is_polled {
@@ -94,13 +95,20 @@ impl SharedTask {
         Some(future)
     }
 
-    fn poll(self: &Arc<Self>, mut future: BoxFuture<'static, ()>, rounds: u32) {
+    fn poll(self: &Arc<Self>, mut future: BoxFuture<'static, ()>, is_home: bool) {
+        // At home, other tasks run before a second round.
+        let rounds = if is_home { 1 } else { ROUNDS };
         let end = PollEnd(self);
         let waker = Waker::from(Arc::clone(self));
         let mut context = Context::from_waker(&waker);
         for round in 1.. {
             self.state().is_woken = false;
-            let is_over = future.poll_unpin(&mut context).is_ready();
+            // What the caller's task has left of its budget is no limit here: tokio would defer the wake-up to the
+            // caller's runtime.
+            let is_over = match is_home {
+                true => future.poll_unpin(&mut context).is_ready(),
+                false => unconstrained(&mut future).poll_unpin(&mut context).is_ready(),
+            };
             let mut state = self.state();
             if is_over || state.is_dropped {
                 drop((state, future));
@@ -171,11 +179,13 @@ impl std::fmt::Debug for SharedTask {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
     use std::sync::mpsc::{Receiver, channel};
     use std::thread::{self, ThreadId};
     use std::time::Duration;
 
     use tokio::sync::Notify;
+    use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
     use crate::runtime::Driver;
@@ -210,6 +220,33 @@ mod tests {
         // As before, if something else wakes it.
         work.notify_one();
         assert_eq!(hears.recv_timeout(LIMIT), Ok(first));
+        driver.stop();
+    }
+
+    /// As if it had drained a channel before.
+    #[test]
+    fn a_caller_that_has_used_up_its_budget_does_the_work_too() {
+        let driver = Driver::start().expect("a thread");
+        let ((say, mut hears), (told, heard)) = (unbounded_channel(), channel());
+        let future = async move {
+            while let Some(number) = hears.recv().await {
+                let _ = told.send((number, thread::current().id()));
+            }
+        };
+        let task = SharedTask::spawn(Arc::clone(&driver) as _, future.boxed());
+        let task = task.upgrade().expect("it runs");
+        say.send(0).expect("it hears");
+        assert!(heard.recv_timeout(LIMIT).is_ok());
+        while task.state().is_polled {
+            thread::yield_now();
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(poll_fn(|context| {
+            while pin!(tokio::task::consume_budget()).poll(context).is_ready() {}
+            task.wake_here(|| say.send(1).expect("it hears"));
+            Poll::Ready(())
+        }));
+        assert_eq!(heard.try_recv(), Ok((1, thread::current().id())));
         driver.stop();
     }
 
