@@ -168,6 +168,8 @@ impl Server {
         let us = self.clock_us(&state);
         if state.table.delete(name, us) {
             self.host.count(Event::Deleted);
+            // Its commit flushes those before it.
+            state.unflushed.iter_mut().for_each(Vec::clear);
         }
         drop(state);
         if let Some(judge) = &self.host.judge {
