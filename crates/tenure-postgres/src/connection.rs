@@ -6,7 +6,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Poll;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select, try_join_all};
 use tokio::sync::mpsc;
@@ -351,19 +350,11 @@ fn label(application: &str, runtime: &dyn Runtime) -> String {
 
 /// Reads and writes a connection until it is closed, and passes notifications on.
 async fn drive(mut connection: Connection<Counted, EncryptedStream>, say: mpsc::UnboundedSender<String>) {
-    let talk = poll_fn(|context| {
-        loop {
-            match connection.poll_message(context) {
-                Poll::Ready(Some(Ok(AsyncMessage::Notification(message)))) => {
-                    let _ = say.send(message.payload().to_owned());
-                }
-                Poll::Ready(Some(Ok(_))) => {}
-                Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
-                Poll::Pending => return Poll::Pending,
-            }
+    while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+        if let AsyncMessage::Notification(message) = message {
+            let _ = say.send(message.payload().to_owned());
         }
-    });
-    talk.await;
+    }
 }
 
 /// The error for a server version that is too old.

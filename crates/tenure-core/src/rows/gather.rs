@@ -107,21 +107,21 @@ impl GatheredSort {
         self.names.len() + self.writes.len()
     }
 
-    /// One more request waits.
-    fn gathered(&mut self) {
+    /// Ends the wait, if the request that was just added is the last of those that are expected.
+    fn added(&mut self) {
         if self.len() >= self.expected {
             (self.free_at, self.latest, self.expects) = (Moment(0), Moment(0), false);
         }
     }
 
-    /// The first request comes after a while.
-    fn expect(&mut self, now: Moment) {
+    /// Starts the wait anew, if this request is the first after a while.
+    fn wait_from_first(&mut self, now: Moment) {
         if mem::take(&mut self.expects) && now >= self.free_at {
             self.free_at = now + self.pause;
         }
     }
 
-    /// When what has gathered may be sent.
+    /// When what has gathered may be sent; `releases` if some are in flight.
     fn free_at(&self, releases: bool) -> Moment {
         if releases { self.free_at.max(self.latest) } else { self.free_at }
     }
@@ -176,7 +176,7 @@ impl Gathered {
     pub(super) fn waits(&mut self, sort: StatementSort, now: Moment) -> bool {
         let releases = self.releases();
         let sort = self.of(sort);
-        sort.expect(now);
+        sort.wait_from_first(now);
         !sort.is_free(releases, now)
     }
 
@@ -189,7 +189,7 @@ impl Gathered {
     pub(super) fn wait(&mut self, sort: StatementSort, name: String) {
         let sort = self.of(sort);
         sort.names.push_back(name);
-        sort.gathered();
+        sort.added();
     }
 
     /// The locks that need no longer wait, those first that have waited for longest. `room` is the number that a
@@ -205,7 +205,7 @@ impl Gathered {
         let sort = StatementSort::Write { durable: change.durable };
         let sort = self.of(sort);
         sort.writes.push_back((key, change));
-        sort.gathered();
+        sort.added();
     }
 
     /// The next write, unless it has to wait.

@@ -141,11 +141,10 @@ impl Inbox {
         if starts {
             let task = SharedTask::spawn(Arc::clone(&self.runtime), (self.worker)(Arc::clone(self)));
             self.task.get_or_init(|| task);
+        } else if let Some(task) = self.idle_task() {
+            task.wake_here(|| self.work.notify_one());
         } else {
-            match self.idle_task() {
-                Some(task) => task.wake_here(|| self.work.notify_one()),
-                None => self.work.notify_one(),
-            }
+            self.work.notify_one();
         }
         match answer.await {
             Ok(answer) => answer,

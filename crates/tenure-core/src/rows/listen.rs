@@ -362,7 +362,7 @@ impl NotificationHub {
         }
     }
 
-    /// The same, while the connection's driver runs.
+    /// Serves the connection, whose driver runs meanwhile.
     async fn hear_from(
         &self,
         session: Arc<dyn StatementSession>,

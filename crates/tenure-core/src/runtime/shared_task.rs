@@ -83,7 +83,7 @@ impl SharedTask {
         }
     }
 
-    /// The future, to be polled by this thread alone. If another one does, that will poll it again.
+    /// Takes the future, to be polled by this thread alone. A thread that polls it already will do so again.
     fn begin(&self) -> Option<BoxFuture<'static, ()>> {
         let mut state = self.state();
         if state.is_polled {

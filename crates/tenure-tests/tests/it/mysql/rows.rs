@@ -83,7 +83,7 @@ fn unused_rows_are_swept_and_their_tokens_are_never_given_again() {
     });
 }
 
-/// A connection, and the thread that it lives on.
+/// A session, and the thread of its timers.
 async fn connect(url: &str) -> (Arc<dyn StatementSession>, Arc<Driver>) {
     let thread = Driver::start().expect("a thread");
     let server = server(url, Arc::clone(&thread) as _).expect("a URL");
