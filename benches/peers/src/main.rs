@@ -37,6 +37,12 @@ struct Run {
 
 #[tokio::main]
 async fn main() {
+    let hook = std::panic::take_hook();
+    // An error in any task ends the run.
+    std::panic::set_hook(Box::new(move |panic| {
+        hook(panic);
+        std::process::abort();
+    }));
     let mut words = std::env::args().skip(1);
     let mut word = || words.next().expect("ten words; see the head of main.rs");
     let (side, action) = (word(), word());

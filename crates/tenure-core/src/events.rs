@@ -382,7 +382,7 @@ mod tests {
             send(number);
         });
         let say = |number: u64| event!(DEBUG, target: "tenure", "said", "said", number = number);
-        assert!(driver.run_here(&mut || (0..3).for_each(say)));
+        assert!(driver.run_here(false, &mut || (0..3).for_each(say)));
         drop(go_on);
         driver.events().wait(LIMIT);
         assert!(hears.try_iter().eq(0..3));

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::net::TcpStream;
+use tokio::runtime::Handle;
 
 use crate::moment::Moment;
 
@@ -48,6 +49,37 @@ pub fn users() -> impl Iterator<Item = String> {
 /// Those of the system; `Unsupported` on Windows.
 pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
+}
+
+/// Registers a socket with this tokio runtime, or else, as if that one has ended, with the current one. Returns whether
+/// it is that one.
+pub(crate) fn register<S, T>(
+    socket: S,
+    clone: fn(&S) -> io::Result<S>,
+    register: fn(S) -> io::Result<T>,
+    host: Option<&Handle>,
+) -> io::Result<(T, bool)> {
+    let hosted = host.and_then(|host| {
+        let _context = host.enter();
+        clone(&socket).and_then(register).ok()
+    });
+    match hosted {
+        Some(hosted) => Ok((hosted, true)),
+        None => Ok((register(socket)?, false)),
+    }
+}
+
+/// As [`register`], for a local socket: with this tokio runtime, or else with the current one.
+pub(crate) fn register_local(socket: LocalStream, host: Option<&Handle>) -> io::Result<(LocalStream, bool)> {
+    imp::register_local(socket, host)
+}
+
+/// Whether the current tokio runtime can wait for sockets that were registered with another before.
+///
+/// # Panics
+/// If it has no I/O.
+pub(crate) fn has_poller() -> bool {
+    imp::has_poller()
 }
 
 /// How the system probes a silent connection, and closes it when the other end does not answer. Probes cost the
@@ -132,6 +164,18 @@ mod imp {
         LocalStream::connect(path).await
     }
 
+    pub(super) fn register_local(
+        socket: LocalStream,
+        host: Option<&Handle>,
+    ) -> io::Result<(LocalStream, bool)> {
+        use std::os::unix::net::UnixStream;
+        register(socket.into_std()?, UnixStream::try_clone, LocalStream::from_std, host)
+    }
+
+    pub(super) fn has_poller() -> bool {
+        tokio::net::UnixDatagram::unbound().is_ok()
+    }
+
     pub(super) fn keep_alive(stream: &TcpStream, by: Keepalive) -> io::Result<()> {
         use rustix::net::sockopt;
         sockopt::set_socket_keepalive(stream, true)?;
@@ -194,6 +238,15 @@ mod imp {
     #[expect(clippy::unused_async, reason = "the signature of systems with local sockets")]
     pub(super) async fn connect_local(_: &Path) -> io::Result<LocalStream> {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no local sockets: use host:port"))
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "the signature of systems where it can fail")]
+    pub(super) fn register_local(socket: LocalStream, _: Option<&Handle>) -> io::Result<(LocalStream, bool)> {
+        Ok((socket, false))
+    }
+
+    pub(super) fn has_poller() -> bool {
+        false
     }
 
     /// The system's own defaults remain.

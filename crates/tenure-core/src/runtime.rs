@@ -10,6 +10,7 @@
 mod callers;
 mod shared_task;
 
+use std::cell::RefCell;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
@@ -20,12 +21,13 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::future::BoxFuture;
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Id};
 use tokio::sync::oneshot;
 
 use crate::events::Events;
 use crate::moment::Moment;
-use crate::platform::boot_clock;
+use crate::platform::{boot_clock, has_poller};
+use crate::sync::Locked;
 
 #[cfg(feature = "testing")]
 pub use callers::Callers;
@@ -53,9 +55,19 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn spawn_blocking(&self, _call: Box<dyn FnOnce() + Send>) -> bool {
         false
     }
-    /// Runs `work` on the calling thread as this runtime's own thread would run it. Returns false without running it
-    /// on that thread, and if the runtime does not support it.
-    fn run_here(&self, _work: &mut dyn FnMut()) -> bool {
+    /// Runs `work` on the calling thread as this runtime's own thread would run it, but with `is_hosted` sockets are
+    /// registered with the [host](Self::has_host). Returns false without running it on this runtime's own thread, and
+    /// if the runtime does not support it.
+    fn run_here(&self, _is_hosted: bool, _work: &mut dyn FnMut()) -> bool {
+        false
+    }
+    /// Whether the calling task has another runtime which asks often, and that one can wait for sockets of this one's
+    /// tasks.
+    fn has_host(&self) -> bool {
+        false
+    }
+    /// Whether the caller is this runtime's own thread.
+    fn is_home(&self) -> bool {
         false
     }
     /// The runtime of the calling task, if that is a different one. It shares this runtime's clock.
@@ -75,6 +87,7 @@ pub struct Driver {
     thread: thread::ThreadId,
     process: u32,
     events: Arc<Events>,
+    hosts: Locked<Hosts>,
     /// Carries no messages: it disconnects once the tasks have been dropped.
     ended: std::sync::Mutex<mpsc::Receiver<()>>,
 }
@@ -110,12 +123,40 @@ impl Driver {
         hand_over.send(runtime).expect("the thread waits for it");
         let (stop, thread) = (std::sync::Mutex::new(Some(stop)), thread.thread().id());
         let (timers, ended) = (Timers { handle, is_over }, std::sync::Mutex::new(ended));
-        Ok(Arc::new(Self { timers, stop, thread, process: std::process::id(), events, ended }))
+        let (process, hosts) = (std::process::id(), Locked::default());
+        Ok(Arc::new(Self { timers, stop, thread, process, events, hosts, ended }))
     }
 
     /// Whether the caller is the driver's own thread, which must not wait for itself.
     pub fn is_current(&self) -> bool {
         thread::current().id() == self.thread
+    }
+
+    /// Whether the current runtime, which is a caller's, can wait for sockets.
+    fn has_poller(&self, id: Id) -> bool {
+        let hosts = self.hosts.lock();
+        if hosts.is_over || hosts.proven == Some(id) {
+            return !hosts.is_over;
+        }
+        drop(hosts);
+        // tokio offers no other way to ask than to be panicked at, which prints a message.
+        let asked = if cfg!(panic = "unwind") { std::panic::catch_unwind(has_poller).ok() } else { None };
+        let mut hosts = self.hosts.lock();
+        match asked {
+            Some(true) => hosts.proven = Some(id),
+            // As if there are no more descriptors.
+            Some(false) => {}
+            None => hosts.is_over = true,
+        }
+        asked == Some(true)
+    }
+
+    /// The runtime of the calling task, if that is a different one.
+    fn callers_handle(&self) -> Option<Handle> {
+        let handle = Handle::try_current().ok()?;
+        let is_ours = |ours: &Handle| ours.id() == handle.id();
+        let is_ours = is_ours(&self.timers.handle) || PARK.get().is_some_and(|park| is_ours(park.handle()));
+        (!is_ours).then_some(handle)
     }
 
     /// The `tracing` events of its thread.
@@ -146,10 +187,46 @@ struct Timers {
     is_over: Arc<RwLock<bool>>,
 }
 
+/// What is known of the runtimes that may wait for sockets of a driver's tasks.
+#[derive(Default)]
+struct Hosts {
+    /// The last one that asked, and when.
+    last: Option<(Id, Moment)>,
+    /// One that has I/O.
+    proven: Option<Id>,
+    /// One had none. To ask is a panic, so no other is asked.
+    is_over: bool,
+}
+
+impl Hosts {
+    fn is_proven(&self, handle: &Handle) -> bool {
+        self.proven == Some(handle.id())
+    }
+}
+
 /// A caller's tokio runtime. Tasks run there; the clock and the timers are the driver's.
 struct OfCaller {
     handle: Handle,
     timers: Timers,
+}
+
+thread_local! {
+    /// See [`with_host`].
+    static HOST: RefCell<Option<Handle>> = const { RefCell::new(None) };
+}
+
+struct RestoreHost(Option<Handle>);
+
+impl Drop for RestoreHost {
+    fn drop(&mut self) {
+        HOST.set(self.0.take());
+    }
+}
+
+/// Calls `work` with the runtime with which sockets that this thread polls are to be registered; `None` for the current
+/// one.
+pub(crate) fn with_host<T>(work: impl FnOnce(Option<&Handle>) -> T) -> T {
+    HOST.with_borrow(|host| work(host.as_ref()))
 }
 
 /// Whether the caller runs inside a tokio runtime.
@@ -164,6 +241,9 @@ pub fn has_tokio() -> bool {
 pub fn spawn_on_tokio(task: impl Future<Output = ()> + Send + 'static) {
     Handle::current().spawn(task);
 }
+
+/// A caller's runtime that asks twice within this time may be a host.
+const FREQUENT: Duration = Duration::from_millis(25);
 
 /// Starts a thread of this library.
 fn start_thread(name: &str, work: Box<dyn FnOnce() + Send>) -> io::Result<thread::JoinHandle<()>> {
@@ -204,23 +284,33 @@ impl Runtime for Driver {
         true
     }
 
-    fn run_here(&self, work: &mut dyn FnMut()) -> bool {
+    fn run_here(&self, is_hosted: bool, work: &mut dyn FnMut()) -> bool {
         // After a fork, the child has its parent's connections.
         if self.is_current() || std::process::id() != self.process {
             return false;
         }
+        let host =
+            Handle::try_current().ok().filter(|handle| is_hosted && self.hosts.lock().is_proven(handle));
+        let _host = RestoreHost(HOST.replace(host));
         let _context = self.timers.handle.enter();
         self.events.queueing(work);
         true
     }
 
+    fn has_host(&self) -> bool {
+        let Some(handle) = self.callers_handle() else { return false };
+        let (id, now) = (handle.id(), boot_clock());
+        let last = self.hosts.lock().last.replace((id, now));
+        let is_frequent = last.is_some_and(|(last, at)| last == id && now.since(at) <= FREQUENT);
+        is_frequent && self.has_poller(id)
+    }
+
+    fn is_home(&self) -> bool {
+        self.is_current()
+    }
+
     fn of_caller(&self) -> Option<Arc<dyn Runtime>> {
-        let handle = Handle::try_current().ok()?;
-        let is_ours = |ours: &Handle| ours.id() == handle.id();
-        if is_ours(&self.timers.handle) || PARK.get().is_some_and(|park| is_ours(park.handle())) {
-            return None;
-        }
-        Some(Arc::new(OfCaller { handle, timers: self.timers.clone() }))
+        Some(Arc::new(OfCaller { handle: self.callers_handle()?, timers: self.timers.clone() }))
     }
 }
 

@@ -44,6 +44,10 @@ use crate::uses::period::Period;
 /// last handle: a `Locks`, a lock or a guard. After a `fork` the child has no such thread and must connect
 /// again.
 ///
+/// Requests of tokio tasks to Redis and SQL databases are carried out on their own runtime if they are frequent, which is
+/// faster. That needs a runtime with I/O (`enable_io`): on one without, tokio panics at the first attempt, which prints a
+/// message and ends a program that aborts on panics.
+///
 /// Dropping the very last handle waits briefly for releases in flight, because `main` may be about to return.
 /// The drop blocks its thread for up to 100 ms while there are any, and for up to 1 s while a `tracing`
 /// subscriber is busy with earlier events. Where that matters, as in an async task, await

@@ -2,6 +2,7 @@
 //! [`url`] parses their URLs.
 
 mod lookup;
+mod roaming;
 mod supervision;
 #[cfg(feature = "tls")]
 mod tls;
@@ -29,6 +30,8 @@ use crate::moment::Moment;
 use crate::platform::{Keepalive, connect_local};
 use crate::runtime::Runtime;
 use crate::store::Failure;
+
+use roaming::Roaming;
 
 pub use lookup::DialAttempt;
 pub use supervision::{DialStage, SILENCE, Supervision, warn_of_silence};
@@ -170,12 +173,12 @@ pub async fn dial_with(to: &Address, keepalive: Keepalive, runtime: &dyn Runtime
             keepalive.apply(&stream)?;
             let local = stream.local_addr().ok().map(|local| local.to_string());
             let attempt = DialAttempt::at(stream.peer_addr().ok());
-            Dialled { stream: Box::pin(stream), local, attempt }
+            Dialled { stream: Box::pin(Roaming::new(stream)), local, attempt }
         }
         Address::Unix(path) => {
             let stream = connect_local(path).await?;
             let local = path.to_str().map(|path| format!("{path}:0"));
-            Dialled { stream: Box::pin(stream), local, attempt: DialAttempt::default() }
+            Dialled { stream: Box::pin(Roaming::new(stream)), local, attempt: DialAttempt::default() }
         }
     })
 }

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, FutureExt};
+use tokio::sync::oneshot::error::RecvError;
 use tokio::sync::{Notify, oneshot};
 
 use super::names::LockKey;
@@ -139,17 +140,27 @@ impl Inbox {
             !std::mem::replace(&mut state.runs, true)
         };
         if starts {
-            let task = SharedTask::spawn(Arc::clone(&self.runtime), (self.worker)(Arc::clone(self)));
+            let (worker, end) = ((self.worker)(Arc::clone(self)), WorkerEnd(Arc::clone(self)));
+            let runs = async move {
+                let _end = end;
+                worker.await;
+            };
+            let task = SharedTask::spawn(Arc::clone(&self.runtime), runs.boxed());
             self.task.get_or_init(|| task);
         } else if let Some(task) = self.idle_task() {
-            task.wake_here(|| self.work.notify_one());
+            return received(task.wake_here(|| self.work.notify_one(), answer).await);
         } else {
-            self.work.notify_one();
+            self.notify();
         }
-        match answer.await {
-            Ok(answer) => answer,
-            Err(_) => Err(Failure::Unknown(Failure::cause("the store's thread has ended"))),
+        received(answer.await)
+    }
+
+    /// Wakes the worker on the runtime's thread.
+    fn notify(&self) {
+        if let Some(task) = self.task.get().and_then(Weak::upgrade) {
+            task.call_home();
         }
+        self.work.notify_one();
     }
 
     /// The worker, if a request would leave alone: the caller's thread then sends it. While tasks of this process
@@ -181,7 +192,7 @@ impl Inbox {
             std::mem::take(&mut state.asked)
         };
         asked.into_iter().for_each(|request| request.ask.fail(closed()));
-        self.work.notify_one();
+        self.notify();
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -189,6 +200,74 @@ impl Inbox {
     }
 }
 
+/// The end of the worker, also by a panic: nobody answers what is asked, or will be.
+struct WorkerEnd(Arc<Inbox>);
+
+impl Drop for WorkerEnd {
+    fn drop(&mut self) {
+        let asked = {
+            let mut state = self.0.state.lock();
+            state.closed = true;
+            std::mem::take(&mut state.asked)
+        };
+        drop(asked);
+    }
+}
+
+fn received<T>(answer: Result<Result<T, Failure>, RecvError>) -> Result<T, Failure> {
+    answer.unwrap_or_else(|_| Err(Failure::Unknown(Failure::cause("the store's thread has ended"))))
+}
+
 fn closed() -> Failure {
-    Failure::NotSent(Failure::cause("the store was dropped"))
+    Failure::NotSent(Failure::cause("the store was dropped, or its thread has ended"))
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::pending;
+
+    use super::super::server::ServerConnection;
+    use super::*;
+    use crate::runtime::{Driver, block_on};
+
+    #[derive(Debug)]
+    struct Unreached;
+
+    impl Server for Unreached {
+        fn connect<'a>(&'a self, _: Option<&'a str>) -> BoxFuture<'a, Result<ServerConnection, Failure>> {
+            pending().boxed()
+        }
+
+        fn no_connection(&self) -> Failure {
+            Failure::NotSent(Failure::cause("not reached"))
+        }
+
+        fn has_notifications(&self) -> bool {
+            false
+        }
+
+        fn has_soft_releases(&self) -> bool {
+            false
+        }
+
+        fn shown(&self) -> Arc<str> {
+            "test:".into()
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_has_panicked() {
+        let driver = Driver::start().expect("a thread");
+        let worker = |_| async { panic!("a worker that panics, on purpose") }.boxed();
+        let inbox = Inbox::new(Arc::new(Unreached), Arc::clone(&driver) as _, worker);
+        let ask = async || {
+            let ping = |reply| QueuedOp::Plain { plain: PlainStatement::Ping, at_once: false, reply };
+            inbox.ask(Duration::from_secs(20), ping).await
+        };
+        for _ in 0..3 {
+            let failure = block_on(ask()).expect_err("nobody answers");
+            assert!(failure.to_string().contains("thread has ended"), "{failure}");
+        }
+        driver.stop();
+    }
 }

@@ -21,6 +21,7 @@ mod full;
     reason = "these tests use real time and threads as their callers do"
 )]
 mod golden;
+mod hosts;
 mod imports;
 mod interop;
 mod key_files;

@@ -48,8 +48,12 @@ impl Runtime for Process {
         self.sim.spawn(self.id, task);
     }
 
-    fn run_here(&self, work: &mut dyn FnMut()) -> bool {
+    fn run_here(&self, _is_hosted: bool, work: &mut dyn FnMut()) -> bool {
         work();
+        true
+    }
+
+    fn has_host(&self) -> bool {
         true
     }
 }
