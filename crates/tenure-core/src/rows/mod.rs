@@ -19,6 +19,7 @@ mod sessions;
 mod sole;
 mod state;
 mod steps;
+mod sweep;
 mod worker;
 
 use std::fmt;

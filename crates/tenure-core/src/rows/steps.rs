@@ -16,7 +16,7 @@ use super::server::{ChangeOutcome, Row, SoleChange, StatementError, WriteOutcome
 use super::sessions::{EndedSessions, KnownSessions, LOOKS};
 use super::sole::{sole, sole_answer};
 use super::state::{SeenRow, unsigned};
-use super::worker::{Done, SWEEP, SharedSession, StatementWorker, UnderWay};
+use super::worker::{Done, SharedSession, StatementWorker, UnderWay};
 use crate::moment::Moment;
 use crate::net::share;
 use crate::planted::{Bug, planted};
@@ -29,8 +29,6 @@ const SHARED: usize = 1_000;
 /// Consecutive failed writes to an unchanged row after which an open transaction is assumed to have checked a
 /// hold in.
 const CHECK_IN_TRIES: u32 = 4;
-/// Interval between pages of a sweep.
-const SWEEP_PAUSE: Duration = Duration::from_millis(500);
 /// Maximum delay of a grant's answer. After that, its token may no longer be the greatest.
 const FRESH: Duration = Duration::from_secs(600);
 
@@ -52,9 +50,8 @@ impl StatementWorker {
                 self.plain.insert(request.number, request.ask);
             }
         }
-        if now >= self.sweeps_at {
-            self.sweeps_at = Moment(u64::MAX);
-            let (session, after) = (Arc::clone(session), self.swept.clone());
+        if now >= self.sweep.next_at() {
+            let (session, after) = (Arc::clone(session), self.sweep.begin(now));
             under_way.push(async move { Done::Swept(session.sweep(&after).await) }.boxed());
         }
         let halves = mem::take(&mut self.gathered.halves);
@@ -235,14 +232,12 @@ impl StatementWorker {
                 }
                 is_usable
             }
-            // A page; without a last name, the end of the table.
             Done::Swept(Ok(last)) => {
-                self.sweeps_at = now + if last.is_some() { SWEEP_PAUSE } else { SWEEP };
-                self.swept = last.unwrap_or_default();
+                self.sweep.read(last, now);
                 true
             }
             Done::Swept(Err(failed)) => {
-                self.sweeps_at = now + SWEEP;
+                self.sweep.failed(now);
                 !failed.ends_connection
             }
         }

@@ -11,7 +11,6 @@ use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Duration;
 
 use futures_util::future::{BoxFuture, Either, FutureExt, select};
 use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
@@ -24,13 +23,12 @@ use super::server::{
     ChangeOutcome, Row, RowChange, ServerConnection, SoleChange, StatementError, StatementSession,
     WriteOutcome,
 };
+use super::sweep::{SWEEP, TableSweep};
 use crate::moment::Moment;
 use crate::net::{SILENCE, Supervision, share, warn_of_silence};
 use crate::planted::{Bug, planted};
+use crate::protocol::Verb;
 use crate::store::Failure;
-
-/// Interval between sweeps for unused rows.
-pub(super) const SWEEP: Duration = Duration::from_secs(600);
 
 pub(super) struct StatementWorker {
     pub(super) inbox: Arc<Inbox>,
@@ -48,8 +46,7 @@ pub(super) struct StatementWorker {
     pub(super) doubt: Option<(Moment, u64)>,
     /// Requests in flight or queued behind another: since when, and the value of `heard` then.
     pub(super) sent: BTreeMap<u64, (Moment, u64)>,
-    pub(super) sweeps_at: Moment,
-    pub(super) swept: String,
+    pub(super) sweep: TableSweep,
     /// Why the last connection attempt failed.
     pub(super) failure: Option<Failure>,
     pub(super) gathered: Gathered,
@@ -76,7 +73,7 @@ pub(super) type UnderWay = FuturesUnordered<BoxFuture<'static, Done>>;
 
 impl StatementWorker {
     pub(super) fn new(inbox: Arc<Inbox>) -> Self {
-        let sweeps_at = inbox.runtime.now() + SWEEP.mul_f64(share(inbox.runtime.random()));
+        let sweep = TableSweep::new(inbox.runtime.now() + SWEEP.mul_f64(share(inbox.runtime.random())));
         Self {
             inbox,
             locks: BTreeMap::new(),
@@ -87,8 +84,7 @@ impl StatementWorker {
             dues: BTreeMap::new(),
             doubt: None,
             sent: BTreeMap::new(),
-            sweeps_at,
-            swept: String::new(),
+            sweep,
             failure: None,
             gathered: Gathered::default(),
             shared: BTreeSet::new(),
@@ -185,7 +181,8 @@ impl StatementWorker {
     async fn next(&mut self, under_way: &mut UnderWay) -> StatementEvent {
         let rests = self.resting.first().map_or(Moment(u64::MAX), |(until, _)| *until);
         let doubt = self.doubt.map_or(Moment(u64::MAX), |(at, _)| at);
-        let until = self.first_due().min(rests).min(doubt).min(self.sweeps_at).min(self.gathered.next_free());
+        let until =
+            self.first_due().min(rests).min(doubt).min(self.sweep.next_at()).min(self.gathered.next_free());
         let mut timer = self.inbox.runtime.sleep_until(until);
         let mut work = pin!(self.inbox.work.notified());
         self.inbox.set_idle(under_way.is_empty() && self.gathered.is_idle(self.now()));
@@ -206,7 +203,12 @@ impl StatementWorker {
         let now = self.now();
         for request in self.inbox.take() {
             let name = match &request.ask {
-                QueuedOp::Lock(op, _) => &op.name,
+                QueuedOp::Lock(op, _) => {
+                    if matches!(op.verb, Verb::Acquire { .. }) {
+                        self.sweep.acquires(&op.name);
+                    }
+                    &op.name
+                }
                 QueuedOp::Record(op, _) => &op.lock,
                 QueuedOp::Plain { .. } => {
                     self.dues.insert((request.due, request.number), None);
@@ -331,7 +333,7 @@ impl StatementWorker {
             ask.fail(Failure::Unknown(cause()));
         }
         self.resting.clear();
-        self.sweeps_at = self.sweeps_at.min(self.now() + SWEEP);
+        self.sweep.failed(self.now());
         for key in self.gathered.clear() {
             // It was not sent, so the row is read again.
             if let Some(lock) = self.locks.get_mut(&key.name) {
