@@ -17,6 +17,7 @@ use tonic::{Code, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower::service_fn;
 
+use super::gather::TxnQueue;
 use super::url::EtcdTarget;
 use super::wire::{AuthenticateRequest, AuthenticateResponse};
 use tenure_core::net::{Address, ConnectError, Stream as ByteStream, Tls, dial, encrypt};
@@ -32,13 +33,16 @@ const PONG: Duration = Duration::from_secs(2);
 /// The end of a member's error while it knows no leader.
 pub(super) const NO_LEADER: &str = "no leader";
 pub(super) const IS_FULL: &str = "space exceeded";
+/// In the failure for a reply over the maximum.
+pub(super) const TOO_LONG: &str = "the reply exceeds";
 /// Maximum size of a reply: it bounds what a faulty server makes the client allocate. The longest replies are
-/// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB.
+/// pages of a listing, which shrink to fit, and reads of `PARTS` parts of a queue, of up to 3.2 MB. That of
+/// transactions that have left together may be longer (`flight.rs`).
 const REPLY_MAX: usize = 4 << 20;
 /// State shared by all clones.
 pub(super) struct EtcdShared {
     pub(super) target: EtcdTarget,
-    runtime: Arc<dyn Runtime>,
+    pub(super) runtime: Arc<dyn Runtime>,
     /// Index of the server to dial first.
     first: AtomicUsize,
     pub(super) connection: Locked<Option<Arc<EtcdConnection>>>,
@@ -54,6 +58,7 @@ pub(super) struct EtcdConnection {
     channel: Channel,
     /// Index of the server.
     at: usize,
+    pub(super) queue: TxnQueue,
 }
 
 /// An etcd cluster. Clones share its connection.
@@ -93,7 +98,7 @@ impl EtcdCluster {
             match self.dial(at).await {
                 Ok(channel) => {
                     shared.first.store(at, Ordering::Relaxed);
-                    let connection = Arc::new(EtcdConnection { channel, at });
+                    let connection = Arc::new(EtcdConnection { channel, at, queue: TxnQueue::default() });
                     *shared.connection.lock() = Some(Arc::clone(&connection));
                     return Ok(connection);
                 }
@@ -268,7 +273,7 @@ impl EtcdCluster {
             )),
             // No other server gives a shorter one.
             _ if Self::is_too_long(status) => {
-                Failure::Unknown(Failure::cause(format!("{address}: the reply exceeds {REPLY_MAX} bytes")))
+                Failure::Unknown(Failure::cause(format!("{address}: {TOO_LONG} {REPLY_MAX} bytes")))
             }
             // A lease that has ended: the connection is fine.
             Code::NotFound => Failure::Unknown(Failure::cause(format!("{address}: {said}"))),

@@ -13,6 +13,8 @@
 mod bare;
 mod cluster;
 mod diagnosis;
+mod flight;
+mod gather;
 mod server;
 mod url;
 mod wire;

@@ -73,7 +73,7 @@ impl EtcdCluster {
         Some(LockName::in_store(name.to_owned()))
     }
 
-    async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Failure> {
+    pub(super) async fn txn(&self, txn: TxnRequest) -> Result<TxnResponse, Failure> {
         self.ask(txn, "/etcdserverpb.KV/Txn").await
     }
 
@@ -133,7 +133,12 @@ impl EtcdCluster {
         let mut compare = vec![self.is_marker(session, Some(marker)), stands];
         compare.extend(change.moved_from.iter().map(|session| self.is_marker(*session, None)));
         let failure = vec![read(key.clone()), read(self.marker(session))];
-        let mut done = match self.txn(TxnRequest { compare, success, failure }).await {
+        let txn = TxnRequest { compare, success, failure };
+        let done = match change.victims.is_empty() {
+            true => self.txn_about(&change.name, txn).await,
+            false => self.txn(txn).await,
+        };
+        let mut done = match done {
             Err(failure) if failure.to_string().contains(IS_FULL) => {
                 return Err(self
                     .if_unwritten(failure, key, change.seen.filter(|_| !is_kept).map(|seen| seen.version))

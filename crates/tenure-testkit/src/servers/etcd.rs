@@ -35,6 +35,11 @@ impl Etcd {
         Self::of(1, vec!["--quota-backend-bytes".into(), bytes.to_string()], None, None)
     }
 
+    /// One member that takes so many operations in a transaction.
+    pub fn with_operations(most: usize) -> Self {
+        Self::of(1, vec!["--max-txn-ops".into(), most.to_string()], None, None)
+    }
+
     /// One member with an additional TLS port and this certificate. If `ca` is given, clients on that port
     /// need a certificate of this authority.
     pub fn with_tls(certificate: &Certificate, ca: Option<&Path>) -> Self {

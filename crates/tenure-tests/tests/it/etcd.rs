@@ -264,6 +264,41 @@ fn a_further_ping_is_one_request() {
     assert_eq!(requests() - before, 1);
 }
 
+/// Locks so many names at once, and frees them.
+fn pairs(locks: &Locks, count: usize) {
+    let all = (0..count).map(|at| locks.mutex(format!("x{at}")).expect("a name"));
+    let guards = block_on(join_all(all.map(async |mutex| mutex.lock().await.expect("a free lock"))));
+    let releases = guards.into_iter().map(async |guard| guard.release().await.expect("a release"));
+    block_on(join_all(releases));
+}
+
+#[test]
+fn tasks_with_locks_of_their_own_share_transactions() {
+    const TASKS: usize = 100;
+    let etcd = Etcd::start();
+    let locks = client(&etcd.url());
+    let txns = || metric(&etcd, 0, "grpc_server_msg_received_total{grpc_method=\"Txn\"");
+    pairs(&locks, 1);
+    let before = txns();
+    pairs(&locks, 1);
+    assert_eq!(txns() - before, 2, "a lone one leaves alone");
+    let before = txns();
+    pairs(&locks, TASKS);
+    let count = txns() - before;
+    assert!(count < TASKS as u64 / 2, "{count} transactions for {TASKS} pairs");
+}
+
+#[test]
+fn transactions_that_are_refused_together_leave_alone() {
+    let etcd = Etcd::with_operations(10);
+    let locks = client(&etcd.url());
+    pairs(&locks, 100);
+    let refused = "grpc_server_handled_total{grpc_code=\"InvalidArgument\",grpc_method=\"Txn\"";
+    // The number that leaves together is halved to 8.
+    let count = metric(&etcd, 0, refused);
+    assert!((1..10).contains(&count), "{count} were refused");
+}
+
 /// etcdctl uses etcd's own `concurrency.Election`.
 #[test]
 fn a_term_takes_no_more_requests_than_one_of_etcds_own_election() {
@@ -401,6 +436,13 @@ fn a_full_etcd_is_named_and_holds_go_on() {
     let error = block_on(locks.mutex("y").expect("a name").try_lock()).expect_err("it is full");
     let all = said(&error);
     assert!(error.is_refused() && all.contains("etcdctl alarm disarm") && !all.contains('\n'), "{all}");
+    // Also those that leave together.
+    let all = (0..50).map(|at| locks.mutex(format!("y{at}")).expect("a name"));
+    let refused = block_on(join_all(all.map(async |mutex| mutex.try_lock().await)));
+    assert!(
+        refused.iter().all(|refused| refused.as_ref().is_err_and(tenure::Error::is_refused)),
+        "{refused:?}"
+    );
     // Renewals write nothing.
     thread::sleep(TTL * 2);
     assert!(guard.is_held());
