@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -103,6 +104,55 @@ pub(crate) fn killed_leaders_cost_nothing(servers: &impl Ensemble) -> [Crowd; 2]
 fn a_killed_leader_costs_no_exclusion_no_token_and_no_waiter() {
     let etcd = Etcd::cluster();
     killed_leaders_cost_nothing(&etcd).into_iter().for_each(Crowd::end);
+}
+
+/// Their transactions leave together, and some are lost with the leader.
+#[test]
+fn locks_of_many_tasks_go_on_when_the_leader_is_killed() {
+    const TASKS: usize = 48;
+    let etcd = Etcd::cluster();
+    let locks = client(&etcd.url());
+    let (counts, is_over) = ([const { AtomicU64::new(0) }; TASKS], AtomicBool::new(false));
+    thread::scope(|scope| {
+        for (at, count) in counts.iter().enumerate() {
+            let (name, locks, is_over) = (format!("x{at}"), &locks, &is_over);
+            scope.spawn(move || {
+                let mut last = 0;
+                while !is_over.load(Ordering::Relaxed) {
+                    // One of unknown outcome may take a lease to end.
+                    let Ok(Some(guard)) = take(locks, &name, false, Some(TTL)) else { continue };
+                    assert!(guard.fence() > last, "{name}: {} after {last}", guard.fence());
+                    last = guard.fence();
+                    let _ = block_on(guard.release());
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let go_on = |what| {
+            let before = counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+            eventually(what, Duration::from_secs(60), || {
+                counts.iter().zip(before).all(|(count, before)| count.load(Ordering::Relaxed) > before + 3)
+            });
+        };
+        let _ends = Ends(&is_over);
+        go_on("the first pairs");
+        for _ in 0..kills() {
+            let leader = etcd.leader();
+            etcd.kill(leader);
+            go_on("pairs without it");
+            etcd.restart(leader);
+            go_on("pairs with it");
+        }
+    });
+}
+
+/// Ends the threads of a test, also when it fails.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]
