@@ -30,7 +30,7 @@ const LONG_REST: Duration = Duration::from_secs(10);
 ///
 /// No caller is depended upon, because it may block or never be polled again. The runtime polls the task itself when
 /// something else wants it ([`call_home`](Self::call_home)), at the task's own timers, and when it finds the host
-/// unchanged after [`LOOK`].
+/// unchanged after 25 ms.
 pub struct SharedTask {
     runtime: Arc<dyn Runtime>,
     state: Locked<SharedTaskState>,
