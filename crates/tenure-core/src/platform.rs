@@ -7,6 +7,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
@@ -51,9 +52,20 @@ pub async fn connect_local(path: &Path) -> io::Result<LocalStream> {
     imp::connect_local(path).await
 }
 
-/// Registers a socket with this tokio runtime, or else, as if that one has ended, with the current one. Returns whether
-/// it is that one.
-pub(crate) fn register<S, T>(
+/// A socket that can be registered with another tokio runtime.
+pub(crate) trait Socket: AsyncRead + AsyncWrite + Unpin + Sized {
+    /// Registers it with this runtime, or else, as if that one has ended, with the current one. Returns whether it is
+    /// that one.
+    fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)>;
+}
+
+impl Socket for TcpStream {
+    fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)> {
+        register(self.into_std()?, std::net::TcpStream::try_clone, Self::from_std, host)
+    }
+}
+
+fn register<S, T>(
     socket: S,
     clone: fn(&S) -> io::Result<S>,
     register: fn(S) -> io::Result<T>,
@@ -67,11 +79,6 @@ pub(crate) fn register<S, T>(
         Some(hosted) => Ok((hosted, true)),
         None => Ok((register(socket)?, false)),
     }
-}
-
-/// As [`register`], for a local socket: with this tokio runtime, or else with the current one.
-pub(crate) fn register_local(socket: LocalStream, host: Option<&Handle>) -> io::Result<(LocalStream, bool)> {
-    imp::register_local(socket, host)
 }
 
 /// Whether the current tokio runtime can wait for sockets that were registered with another before.
@@ -164,12 +171,10 @@ mod imp {
         LocalStream::connect(path).await
     }
 
-    pub(super) fn register_local(
-        socket: LocalStream,
-        host: Option<&Handle>,
-    ) -> io::Result<(LocalStream, bool)> {
-        use std::os::unix::net::UnixStream;
-        register(socket.into_std()?, UnixStream::try_clone, LocalStream::from_std, host)
+    impl Socket for LocalStream {
+        fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)> {
+            register(self.into_std()?, std::os::unix::net::UnixStream::try_clone, Self::from_std, host)
+        }
     }
 
     pub(super) fn has_poller() -> bool {
@@ -240,9 +245,10 @@ mod imp {
         Err(io::Error::new(io::ErrorKind::Unsupported, "this system has no local sockets: use host:port"))
     }
 
-    #[expect(clippy::unnecessary_wraps, reason = "the signature of systems where it can fail")]
-    pub(super) fn register_local(socket: LocalStream, _: Option<&Handle>) -> io::Result<(LocalStream, bool)> {
-        Ok((socket, false))
+    impl Socket for LocalStream {
+        fn registered(self, _: Option<&Handle>) -> io::Result<(Self, bool)> {
+            Ok((self, false))
+        }
     }
 
     pub(super) fn has_poller() -> bool {

@@ -66,8 +66,8 @@ pub trait Runtime: fmt::Debug + Send + Sync + 'static {
     fn has_host(&self) -> bool {
         false
     }
-    /// Whether the caller is this runtime's own thread.
-    fn is_home(&self) -> bool {
+    /// Whether the caller is this runtime's own thread, which must not wait for itself.
+    fn is_current(&self) -> bool {
         false
     }
     /// The runtime of the calling task, if that is a different one. It shares this runtime's clock.
@@ -125,11 +125,6 @@ impl Driver {
         let (timers, ended) = (Timers { handle, is_over }, std::sync::Mutex::new(ended));
         let (process, hosts) = (std::process::id(), Locked::default());
         Ok(Arc::new(Self { timers, stop, thread, process, events, hosts, ended }))
-    }
-
-    /// Whether the caller is the driver's own thread, which must not wait for itself.
-    pub fn is_current(&self) -> bool {
-        thread::current().id() == self.thread
     }
 
     /// Whether the current runtime, which is a caller's, can wait for sockets.
@@ -305,8 +300,8 @@ impl Runtime for Driver {
         is_frequent && self.has_poller(id)
     }
 
-    fn is_home(&self) -> bool {
-        self.is_current()
+    fn is_current(&self) -> bool {
+        thread::current().id() == self.thread
     }
 
     fn of_caller(&self) -> Option<Arc<dyn Runtime>> {

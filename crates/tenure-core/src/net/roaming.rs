@@ -5,30 +5,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::runtime::{Handle, Id, is_rt_shutdown_err};
 
-use crate::platform::{LocalStream, register, register_local};
+use crate::platform::Socket;
 use crate::runtime::with_host;
-
-/// A socket that can be registered anew.
-pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin + Sized {
-    /// Registers it with this runtime, or else, as if that one has ended, with the current one. Returns whether it is
-    /// that one.
-    fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)>;
-}
-
-impl Socket for TcpStream {
-    fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)> {
-        register(self.into_std()?, std::net::TcpStream::try_clone, Self::from_std, host)
-    }
-}
-
-impl Socket for LocalStream {
-    fn registered(self, host: Option<&Handle>) -> io::Result<(Self, bool)> {
-        register_local(self, host)
-    }
-}
 
 /// A connection that is registered with the runtime whose thread polls it: its own, or the
 /// [host](crate::runtime::with_host) of its task.

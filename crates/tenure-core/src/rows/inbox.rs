@@ -186,13 +186,15 @@ impl Inbox {
     }
 
     pub(super) fn close(&self) {
-        let asked = {
-            let mut state = self.state.lock();
-            state.closed = true;
-            std::mem::take(&mut state.asked)
-        };
-        asked.into_iter().for_each(|request| request.ask.fail(closed()));
+        self.end().into_iter().for_each(|request| request.ask.fail(closed()));
         self.notify();
+    }
+
+    /// Refuses further requests, and returns those that nobody has taken.
+    fn end(&self) -> VecDeque<QueuedRequest> {
+        let mut state = self.state.lock();
+        state.closed = true;
+        std::mem::take(&mut state.asked)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -205,12 +207,7 @@ struct WorkerEnd(Arc<Inbox>);
 
 impl Drop for WorkerEnd {
     fn drop(&mut self) {
-        let asked = {
-            let mut state = self.0.state.lock();
-            state.closed = true;
-            std::mem::take(&mut state.asked)
-        };
-        drop(asked);
+        drop(self.0.end());
     }
 }
 

@@ -235,7 +235,7 @@ impl SharedTask {
 
     /// Has the task polled again by its host, or by the runtime: if `is_home`, on its thread, and once it is over.
     fn call(&self, is_home: bool) {
-        let is_home = is_home || self.runtime.is_home();
+        let is_home = is_home || self.runtime.is_current();
         let (waker, host) = {
             let mut state = self.state();
             let is_over = state.future.is_none() && !state.is_polled;
@@ -514,8 +514,8 @@ mod tests {
             self.0.has_host()
         }
 
-        fn is_home(&self) -> bool {
-            self.0.is_home()
+        fn is_current(&self) -> bool {
+            self.0.is_current()
         }
     }
 
